@@ -59,3 +59,14 @@ export function packLanes(): string[] {
 function laneOf(batch: number): string {
   return (crc32c(Buffer.from(batchName(batch))) & 0xfff).toString(16).padStart(3, "0");
 }
+
+/** Whether a key outside packs/ and skips/ is one that a run writes. */
+export function isOwnKey(key: string): boolean {
+  return (
+    key === RUN_JSON ||
+    key === INDEX_FILE ||
+    /^plan-[0-9a-f]{16}\.safetensors$/.test(key) ||
+    /^status\/\d+-of-\d+\.json$/.test(key) ||
+    /^(inputs|checkpoints)\/[^/]/.test(key)
+  );
+}

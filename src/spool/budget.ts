@@ -1,0 +1,223 @@
+import { roundUp } from "../base/bytes.ts";
+
+export interface BudgetOptions {
+  /** Upper bound on all claims together, each rounded up to whole blocks. */
+  budgetBytes: number;
+  /** The file system keeps at least this much free. */
+  floorBytes: number;
+  /** Allocation unit of the file system; a claim is counted in whole blocks. */
+  blockBytes: number;
+  /** Free bytes of the file system now, for this user. */
+  freeBytes: () => Promise<number>;
+  /** Monotonic clock. */
+  nowMs: () => number;
+  /** How often a refusal by the disk (not by the budget) is asked again. Default 1,000. */
+  recheckMs?: number;
+}
+
+/** Spool bytes held for one file, from before it exists until it is gone. */
+export interface Claim {
+  /** Rounded up to whole blocks. */
+  readonly bytes: number;
+  /** The bytes are on the disk now: `statfs` sees them, so they are no longer set aside from its free space. */
+  settle(): void;
+  /** The file is gone, or was never made. Doing it twice is harmless. */
+  release(): void;
+}
+
+interface Waiter {
+  bytes: number;
+  sinceMs: number;
+  grant: (claim: Claim) => void;
+  cancelled: boolean;
+}
+
+/**
+ * The spool's ledger: claims are granted first come, first served, and only while
+ *   all claims + this one <= budget   and   free disk - what is promised but not yet written - this one >= floor.
+ * The sum never exceeds the budget at any instant, except by what `adopt` finds on the disk at a start with a
+ * lowered budget: then nothing is granted until that has drained.
+ */
+export class Budget {
+  readonly #options: BudgetOptions;
+  readonly #waiters: Waiter[] = [];
+  #usedBytes = 0;
+  #unwrittenBytes = 0;
+  #paused = false;
+  #pumping = false;
+  #again = false;
+  #recheck: NodeJS.Timeout | null = null;
+  #waitedMs = 0;
+  #waitingSinceMs: number | null = null;
+
+  constructor(options: BudgetOptions) {
+    this.#options = options;
+  }
+
+  get usedBytes(): number {
+    return this.#usedBytes;
+  }
+
+  get budgetBytes(): number {
+    return this.#options.budgetBytes;
+  }
+
+  /** Claims now waiting for room, and how long the first of them has waited. */
+  waiting(): { count: number; oldestMs: number } {
+    const first = this.#waiters[0];
+    return { count: this.#waiters.length, oldestMs: first ? this.#options.nowMs() - first.sinceMs : 0 };
+  }
+
+  /** Seconds during which at least one claim waited. */
+  waitedSeconds(): number {
+    const open = this.#waitingSinceMs === null ? 0 : this.#options.nowMs() - this.#waitingSinceMs;
+    return (this.#waitedMs + open) / 1000;
+  }
+
+  /** Waits its turn for `bytes`. Rejects with the signal's reason when it aborts first; then nothing is held. */
+  acquire(bytes: number, signal?: AbortSignal): Promise<Claim> {
+    return new Promise((resolve, reject) => {
+      if (signal?.aborted) return reject(signal.reason);
+      const onAbort = () => {
+        waiter.cancelled = true;
+        const at = this.#waiters.indexOf(waiter);
+        if (at >= 0) this.#waiters.splice(at, 1);
+        this.#noteWaiting();
+        reject(signal!.reason);
+        this.#pump();
+      };
+      const waiter: Waiter = {
+        bytes: this.#blocks(bytes),
+        sinceMs: this.#options.nowMs(),
+        cancelled: false,
+        grant: (claim) => {
+          signal?.removeEventListener("abort", onAbort);
+          resolve(claim);
+        },
+      };
+      signal?.addEventListener("abort", onAbort, { once: true });
+      this.#waiters.push(waiter);
+      this.#noteWaiting();
+      this.#pump();
+    });
+  }
+
+  /** `bytes` now, or null; never overtakes a claim that waits. */
+  async tryAcquire(bytes: number): Promise<Claim | null> {
+    const wanted = this.#blocks(bytes);
+    if (this.#paused || this.#waiters.length > 0 || !this.#fits(wanted)) return null;
+    return (await this.#take(wanted)) ? this.#claim(wanted) : null;
+  }
+
+  /** Counts a file that is already on the disk, whether it fits or not. */
+  adopt(bytes: number): Claim {
+    const counted = this.#blocks(bytes);
+    this.#usedBytes += counted;
+    this.#unwrittenBytes += counted;
+    const claim = this.#claim(counted);
+    claim.settle();
+    return claim;
+  }
+
+  /** Grants nothing until `resume`. */
+  pause(): void {
+    this.#paused = true;
+  }
+
+  resume(): void {
+    this.#paused = false;
+    this.#pump();
+  }
+
+  /** Stops asking the disk; claims that wait stay unanswered (their signals end them). */
+  close(): void {
+    this.#paused = true;
+    if (this.#recheck) clearTimeout(this.#recheck);
+  }
+
+  #fits(bytes: number): boolean {
+    return this.#usedBytes + bytes <= this.#options.budgetBytes;
+  }
+
+  #blocks(bytes: number): number {
+    return roundUp(bytes, this.#options.blockBytes);
+  }
+
+  /** Counts the bytes before it asks the disk, so that two questions under way never promise the same room. */
+  async #take(bytes: number): Promise<boolean> {
+    this.#usedBytes += bytes;
+    this.#unwrittenBytes += bytes;
+    try {
+      const free = await this.#options.freeBytes();
+      if (free - this.#unwrittenBytes >= this.#options.floorBytes) return true;
+    } catch {
+      // A disk that cannot be asked grants nothing; the file call that meets the same fault reports it with its path.
+    }
+    this.#usedBytes -= bytes;
+    this.#unwrittenBytes -= bytes;
+    return false;
+  }
+
+  #claim(bytes: number): Claim {
+    let unwritten = true;
+    let held = true;
+    const settle = () => {
+      if (unwritten) this.#unwrittenBytes -= bytes;
+      unwritten = false;
+      this.#pump();
+    };
+    return {
+      bytes,
+      settle,
+      release: () => {
+        if (!held) return;
+        held = false;
+        this.#usedBytes -= bytes;
+        settle();
+      },
+    };
+  }
+
+  #pump(): void {
+    if (this.#pumping) {
+      this.#again = true;
+      return;
+    }
+    this.#pumping = true;
+    void this.#grantAll().finally(() => {
+      this.#pumping = false;
+      if (this.#again) {
+        this.#again = false;
+        this.#pump();
+      }
+    });
+  }
+
+  async #grantAll(): Promise<void> {
+    for (;;) {
+      const waiter = this.#waiters[0];
+      if (!waiter || this.#paused || !this.#fits(waiter.bytes)) return;
+      if (!(await this.#take(waiter.bytes))) {
+        this.#recheck ??= setTimeout(() => {
+          this.#recheck = null;
+          this.#pump();
+        }, this.#options.recheckMs ?? 1_000).unref();
+        return;
+      }
+      const claim = this.#claim(waiter.bytes);
+      if (waiter.cancelled) {
+        claim.release();
+        continue;
+      }
+      this.#waiters.shift();
+      this.#noteWaiting();
+      waiter.grant(claim);
+    }
+  }
+
+  #noteWaiting(): void {
+    const nowMs = this.#options.nowMs();
+    if (this.#waitingSinceMs !== null) this.#waitedMs += nowMs - this.#waitingSinceMs;
+    this.#waitingSinceMs = this.#waiters.length > 0 ? nowMs : null;
+  }
+}
