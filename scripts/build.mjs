@@ -2,7 +2,16 @@
 // Builds dist/ (tsc; it mirrors src/) and, where web/ has a page, dist/web (vite). Does nothing when no input changed.
 import { spawnSync } from "node:child_process";
 import { createHash } from "node:crypto";
-import { chmodSync, existsSync, mkdirSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from "node:fs";
+import {
+  chmodSync,
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+} from "node:fs";
 import { dirname, join, relative } from "node:path";
 import { fileURLToPath } from "node:url";
 
@@ -19,7 +28,14 @@ function buildProgram() {
   onceFor("dist/.program", inputs, () => {
     dropOrphans();
     const tsc = join(ROOT, "node_modules/typescript/bin/tsc");
-    run(process.execPath, [tsc, "-p", "tsconfig.json", "--incremental", "--tsBuildInfoFile", "dist/.tsbuildinfo"]);
+    run(process.execPath, [
+      tsc,
+      "-p",
+      "tsconfig.json",
+      "--incremental",
+      "--tsBuildInfoFile",
+      "dist/.tsbuildinfo",
+    ]);
     if (existsSync(join(ROOT, "dist/cli.js"))) chmodSync(join(ROOT, "dist/cli.js"), 0o755);
   });
 }
@@ -28,7 +44,16 @@ function buildPage() {
   if (!existsSync(join(ROOT, "web/vite.config.ts"))) return;
   onceFor("dist/.page", ["web", "package-lock.json"], () => {
     const vite = join(ROOT, "node_modules/vite/bin/vite.js");
-    run(process.execPath, [vite, "build", "web", "--logLevel", "warn", "--outDir", join(ROOT, "dist/web"), "--emptyOutDir"]);
+    run(process.execPath, [
+      vite,
+      "build",
+      "web",
+      "--logLevel",
+      "warn",
+      "--outDir",
+      join(ROOT, "dist/web"),
+      "--emptyOutDir",
+    ]);
   });
 }
 

@@ -43,11 +43,20 @@ function runVitest() {
   const projects = ["unit", "system", ...(long ? ["long"] : [])].flatMap((name) => ["--project", name]);
   const vitest = join(ROOT, "node_modules/vitest/vitest.mjs");
   const reporters = ["--reporter=default", "--reporter=json", `--outputFile.json=${report.path}`];
-  const status = run(process.execPath, [vitest, "run", ...projects, ...reporters, ...flags, ...vitestFilters]);
+  const status = run(process.execPath, [
+    vitest,
+    "run",
+    ...projects,
+    ...reporters,
+    ...flags,
+    ...vitestFilters,
+  ]);
   if (!existsSync(report.path)) return { passed: 0, failed: 1 };
   const found = JSON.parse(readFileSync(report.path, "utf8"));
   report.remove();
-  const unloaded = found.testResults.filter((file) => file.status === "failed" && file.assertionResults.length === 0);
+  const unloaded = found.testResults.filter(
+    (file) => file.status === "failed" && file.assertionResults.length === 0,
+  );
   const failures = found.numFailedTests + unloaded.length;
   return { passed: found.numPassedTests, failed: failures === 0 && status !== 0 ? 1 : failures };
 }

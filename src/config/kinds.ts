@@ -10,6 +10,8 @@ export interface Kind<T> {
   /** How --help shows the value: "<size>"; empty for a switch. */
   placeholder: string;
   parse(text: string, what: string, directory: string): T;
+  /** A value as a person would write it, so that parse(show(v)) is v. Default: String(v). */
+  show?(value: T): string;
   /** True where the flag takes no value. */
   isSwitch?: boolean;
   /** Paths are made absolute when a setting is written down for a process with another working directory. */
@@ -19,7 +21,13 @@ export interface Kind<T> {
 export const size: Kind<number> = {
   placeholder: "<size>",
   parse: (text, what) => parseBytes(text, what),
+  show(bytes) {
+    const unit = ["TiB", "GiB", "MiB", "KiB"].find((_, i) => bytes > 0 && bytes % 2 ** (40 - 10 * i) === 0);
+    return unit ? `${bytes / UNIT_SIZE[unit]!}${unit}` : String(bytes);
+  },
 };
+
+const UNIT_SIZE: Record<string, number> = { TiB: 2 ** 40, GiB: 2 ** 30, MiB: 2 ** 20, KiB: 2 ** 10 };
 
 const UNIT_MS: Record<string, number> = { ms: 1, s: 1e3, m: 60e3, h: 3_600e3, d: 86_400e3 };
 
@@ -36,6 +44,10 @@ export const duration: Kind<number> = {
       ms += Number(number) * UNIT_MS[unit!]!;
     }
     return ms;
+  },
+  show(ms) {
+    const unit = ["d", "h", "m", "s"].find((name) => ms > 0 && ms % UNIT_MS[name]! === 0) ?? "ms";
+    return `${ms / UNIT_MS[unit]!}${unit}`;
   },
 };
 
@@ -68,6 +80,7 @@ export const share: Kind<number> = {
     if (!(value >= 0 && value <= 1)) throw unreadable(what, "a share such as 0.1% or 0.001", text);
     return value;
   },
+  show: (value) => `${Number((value * 100).toPrecision(12))}%`,
 };
 
 export const text: Kind<string> = {
@@ -144,6 +157,7 @@ export const layers: Kind<number[]> = {
     }
     return numbers;
   },
+  show: (numbers) => numbers.join(","),
 };
 
 /** "0,1,2,3": names separated by commas, none empty and none twice. */
@@ -170,6 +184,7 @@ export const rowRange: Kind<{ start: number; end: number | null }> = {
     }
     return { start, end };
   },
+  show: ({ start, end }) => `${start}:${end ?? ""}`,
 };
 
 /** "2/8": the second of eight parts. */
@@ -184,6 +199,7 @@ export const partOf: Kind<{ index: number; count: number }> = {
     }
     return { index, count };
   },
+  show: ({ index, count }) => `${index}/${count}`,
 };
 
 /** "auto", or a whole number in [1, 1000]. */
@@ -205,6 +221,7 @@ export const assignment: Kind<[name: string, value: string]> = {
     }
     return [value.slice(0, at), value.slice(at + 1)];
   },
+  show: (pair) => pair.join("="),
 };
 
 function readWhole(

@@ -4,7 +4,7 @@ import { isMap, isScalar, isSeq, LineCounter, parseDocument } from "yaml";
 import { EXIT, errnoOf, RunError } from "../base/errors.ts";
 import { nearestName } from "./nearest.ts";
 import type { RunYaml, SettingText, SettingTexts } from "./resolve.ts";
-import { SETTING_KEYS, SETTINGS, settingsOfVerb } from "./settings.ts";
+import { SETTING_KEYS, SETTINGS, settingsOfVerb, showValue } from "./settings.ts";
 
 /** A file of settings is a page; more is some other file. */
 const FILE_BYTES_MAX = 1_000_000;
@@ -91,20 +91,9 @@ export function writeRunYaml(address: string | null, texts: SettingTexts): strin
     const value = texts[setting.name];
     lines.push("", `# ${setting.doc}`);
     if (value !== undefined) lines.push(`${setting.name}: ${yamlOf(value)}`);
-    else lines.push(`# ${setting.name}: ${setting.example ?? showValue(setting.default)}`);
+    else lines.push(`# ${setting.name}: ${setting.example ?? showValue(key, setting.default)}`);
   }
   return `${lines.join("\n")}\n`;
-}
-
-/** A parsed value as a person would have written it. */
-export function showValue(value: unknown): string {
-  if (value === null || value === undefined) return "-";
-  if (Array.isArray(value)) return value.map((item) => (Array.isArray(item) ? item.join("=") : item)).join(",");
-  if (typeof value === "object" && "index" in value && "count" in value) return `${value.index}/${value.count}`;
-  if (typeof value === "object" && "start" in value && "end" in value) {
-    return `${value.start}:${value.end ?? ""}`;
-  }
-  return String(value);
 }
 
 const NAMES = SETTING_KEYS.map((key) => SETTINGS[key].name);

@@ -267,3 +267,12 @@ export function settingKey(name: string): SettingKey | undefined {
 export function settingsOfVerb(verb: Verb): SettingKey[] {
   return SETTING_KEYS.filter((key) => SETTINGS[key].verbs.includes(verb));
 }
+
+/** A parsed value as a person would have written it; "-" where it is unset. */
+export function showValue(key: SettingKey, value: unknown): string {
+  if (value === null || value === undefined) return "-";
+  const { kind, many } = SETTINGS[key];
+  const show = (item: unknown) => kind.show?.(item) ?? String(item);
+  if (!many) return show(value);
+  return (value as unknown[]).length === 0 ? "-" : (value as unknown[]).map(show).join(",");
+}

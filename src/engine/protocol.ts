@@ -119,6 +119,7 @@ export const SampleStates = z.object({
   constant: z.boolean(),
 });
 
+/** The last answer to an extract: all its rows but those that an `error` named before. */
 export const States = z.object({
   type: z.literal("states"),
   id: count,
@@ -129,11 +130,16 @@ export const States = z.object({
 });
 
 export const EngineErrorKind = z.enum(["oom", "nonfinite", "bad-request", "io", "crash"]);
+export type EngineErrorKind = z.infer<typeof EngineErrorKind>;
 
+/**
+ * With `rows`: those failed, and the rest of the request follows in `states` (unless none is left). Without: every
+ * row of the request not answered yet, and nothing follows. After `retry: "restart"` the child exits by itself.
+ */
 export const ErrorAnswer = z.object({
   type: z.literal("error"),
   id: count,
-  /** The rows that failed; empty: all of the request. */
+  /** The rows that failed; empty: all that are not answered yet. */
   rows: z.array(count),
   kind: EngineErrorKind,
   errno: z.string().nullable(),

@@ -70,7 +70,13 @@ export class History {
     const boundaryS = Math.floor(beforeS / coarser.stepS) * coarser.stepS;
     const count = tier.findIndex((point) => point.t >= boundaryS);
     if (count <= 0) return;
-    const steps = Map.groupBy(tier.splice(0, count), (point) => Math.floor(point.t / coarser.stepS));
+    const steps = new Map<number, HistoryPoint[]>();
+    for (const point of tier.splice(0, count)) {
+      const step = Math.floor(point.t / coarser.stepS);
+      const points = steps.get(step);
+      if (points) points.push(point);
+      else steps.set(step, [point]);
+    }
     this.#tiers[index + 1]!.push(...[...steps.values()].map(meanPoint));
   }
 }

@@ -89,31 +89,18 @@ export function sampleBytes(tokens: number, shape: PackShape): number {
 
 /** The most that a sample whose bytes begin at `dataByte` of the data can add to the header's JSON. */
 export function headerEntryBytes(row: number, tokens: number, dataByte: number, shape: PackShape): number {
-  const rowDigits = digits(row);
   const idsEnd = dataByte + 8 * tokens;
-  const maskEnd = shape.hasLossMask ? idsEnd + 8 * tokens : idsEnd;
+  const statesBegin = shape.hasLossMask ? idsEnd + 8 * tokens : idsEnd;
   const end = dataByte + sampleBytes(tokens, shape);
-  const tokensDigits = digits(tokens);
-  const [startDigits, idsEndDigits, maskEndDigits, endDigits] = [
-    digits(dataByte),
-    digits(idsEnd),
-    digits(maskEnd),
-    digits(end),
-  ];
-  let done = IDS_ENTRY + rowDigits + tokensDigits + startDigits + idsEndDigits;
-  if (shape.hasLossMask) done += MASK_ENTRY + rowDigits + tokensDigits + idsEndDigits + maskEndDigits;
-  done += STATES_ENTRY + rowDigits + tokensDigits + digits(shape.taps) + digits(shape.hidden);
-  done += maskEndDigits + endDigits;
-  const skipped =
-    SKIPPED_ENTRY +
-    rowDigits +
-    digits(end - dataByte) +
-    startDigits +
-    endDigits +
-    rowDigits +
-    2 +
-    SKIP_REASON_CHARS_MAX;
-  return Math.max(done, skipped) + rowDigits + CRC_ENTRY;
+  const r = digits(row);
+  const t = digits(tokens);
+  let done = IDS_ENTRY + r + t + digits(dataByte) + digits(idsEnd);
+  if (shape.hasLossMask) done += MASK_ENTRY + r + t + digits(idsEnd) + digits(statesBegin);
+  done +=
+    STATES_ENTRY + r + t + digits(shape.taps) + digits(shape.hidden) + digits(statesBegin) + digits(end);
+  const reason = r + ":;".length + SKIP_REASON_CHARS_MAX;
+  const skipped = SKIPPED_ENTRY + r + digits(end - dataByte) + digits(dataByte) + digits(end) + reason;
+  return CRC_ENTRY + r + Math.max(done, skipped);
 }
 
 /** The header of a pack whose samples add `entriesBytes`: its 8 length bytes included, a multiple of 64. */
@@ -145,8 +132,7 @@ const SKIPPED_ENTRY = ',".skipped":{"dtype":"U8","shape":[],"data_offsets":[,]}'
 const CRC_ENTRY = ":01234567;".length;
 // The batch number has a fixed reserve, so that a pack's size does not depend on its place in the plan.
 const FIXED =
-  8 +
-  '{"__metadata__":{"header_crc32c":"01234567",,"batch":"9999999999","crc32c":"","skipped":""}}'.length;
+  8 + '{"__metadata__":{"header_crc32c":"01234567",,"batch":"9999999999","crc32c":"","skipped":""}}'.length;
 
 /** Decimal digits of a whole number below 2^53. */
 function digits(n: number): number {

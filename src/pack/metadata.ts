@@ -1,6 +1,6 @@
 import { roundUp } from "../base/bytes.ts";
 
-/** The layers of a run by every name in use; `run.json` holds the same object. */
+/** The layers of a run by every name in use: `numbering` of run.json. */
 export interface TapNumbers {
   /** Forebay, DFlash, SpecForge: block k, its output before any following norm. */
   blocks: readonly number[];

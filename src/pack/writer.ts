@@ -1,7 +1,7 @@
 import { crc32c, crc32cCombine, crcToHex } from "../base/checksum.ts";
 import { writeAllSync } from "../base/publish.ts";
 import { buildHeader, type TensorSpec } from "../base/safetensors.ts";
-import { type PackLayout, type PackShape, SKIP_REASON_CHARS_MAX, type SampleLayout } from "./layout.ts";
+import { type PackLayout, type PackShape, type SampleLayout, SKIP_REASON_CHARS_MAX } from "./layout.ts";
 import { type PackFacts, packMetadata, skipReasonText } from "./metadata.ts";
 
 /** What became of one sample of a batch. */
@@ -16,6 +16,15 @@ export type SampleOutcome =
       statesCrc32c: number;
     }
   | { kind: "skipped"; reason: string };
+
+/** All that is needed to finish a pack whose states are written: plain data, so that it can go to a worker thread. */
+export interface PackContents {
+  layout: PackLayout;
+  shape: PackShape;
+  facts: PackFacts;
+  /** One for each sample of the layout, in its order. */
+  outcomes: readonly SampleOutcome[];
+}
 
 /** Bytes to write at `byte` of the object, or `zeroBytes` zeros where `bytes` is null. */
 export type PackPiece = { byte: number; bytes: Buffer } | { byte: number; bytes: null; zeroBytes: number };
@@ -32,14 +41,10 @@ export interface FinishedPack {
 /**
  * Everything of a pack but its states, which the engine has already written in their place and is believed
  * about by their CRC alone: nothing is read back here, the upload computes all CRCs again from the file.
- * `outcomes` stand in layout order. Throws a plain Error where they do not fit the layout: that is a bug.
+ * Throws a plain Error where the outcomes do not fit the layout: that is a bug.
  */
-export function packPieces(
-  layout: PackLayout,
-  shape: PackShape,
-  facts: PackFacts,
-  outcomes: readonly SampleOutcome[],
-): FinishedPack {
+export function packPieces(contents: PackContents): FinishedPack {
+  const { layout, outcomes } = contents;
   if (outcomes.length !== layout.samples.length) {
     throw new Error(
       `batch ${layout.batch} has ${layout.samples.length} samples, got ${outcomes.length} outcomes`,
@@ -57,7 +62,7 @@ export function packPieces(
     pieces.push({ byte: sample.startByte, bytes: prefix });
     return crc32cCombine(crc32c(prefix), outcome.statesCrc32c, sample.statesBytes);
   });
-  const header = packHeader(layout, shape, facts, outcomes, samplesCrc32c);
+  const header = packHeader(contents, samplesCrc32c);
   pieces.push({ byte: 0, bytes: header });
   let whole = crc32c(header);
   for (const [at, { startByte, endByte }] of layout.samples.entries()) {
@@ -70,14 +75,8 @@ export function packPieces(
  * Writes what packPieces made into the open pack file, the header last: a file whose header is zeros is
  * unfinished. Does not fsync. Throws the system's error, leaving the file unfinished.
  */
-export function finishPack(
-  fd: number,
-  layout: PackLayout,
-  shape: PackShape,
-  facts: PackFacts,
-  outcomes: readonly SampleOutcome[],
-): FinishedPack {
-  const finished = packPieces(layout, shape, facts, outcomes);
+export function finishPack(fd: number, contents: PackContents): FinishedPack {
+  const finished = packPieces(contents);
   for (const piece of finished.pieces) {
     if (piece.bytes) writeAllSync(fd, piece.bytes, piece.byte);
     else writeZerosSync(fd, piece.zeroBytes, piece.byte);
@@ -95,10 +94,7 @@ export function headerCrc32c(header: Uint8Array): number {
 }
 
 function packHeader(
-  layout: PackLayout,
-  shape: PackShape,
-  facts: PackFacts,
-  outcomes: readonly SampleOutcome[],
+  { layout, shape, facts, outcomes }: PackContents,
   samplesCrc32c: readonly number[],
 ): Buffer {
   const tensors: TensorSpec[] = [];
@@ -138,7 +134,11 @@ function samplePrefix(sample: SampleLayout, ids: Int32Array, lossMask: Uint8Arra
     throw new Error(`row ${row}: a loss mask of ${lossMask.length} for ${tokens} tokens`);
   }
   const words = new Int32Array((sample.statesByte - sample.startByte) / 4);
-  for (let i = 0; i < tokens; i += 1) words[2 * i] = ids[i]!;
+  for (let i = 0; i < tokens; i += 1) {
+    const id = ids[i]!;
+    if (id < 0) throw new Error(`row ${row}: negative token id ${id}`);
+    words[2 * i] = id;
+  }
   if (lossMask) for (let i = 0; i < tokens; i += 1) words[2 * (tokens + i)] = lossMask[i]!;
   return Buffer.from(words.buffer);
 }

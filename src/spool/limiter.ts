@@ -1,3 +1,6 @@
+/** More connections than this are refused: one process cannot feed them. */
+export const UPLOADS_MAX = 1_000;
+
 export interface LimiterOptions {
   /** Where it begins. */
   start: number;

@@ -1,4 +1,5 @@
 import { crc32c } from "../base/checksum.ts";
+import { RunError } from "../base/errors.ts";
 
 /** Every key of a run is made here, from numbers and hashes only; what is read back must match one strict form. */
 
@@ -69,4 +70,22 @@ export function isOwnKey(key: string): boolean {
     /^status\/\d+-of-\d+\.json$/.test(key) ||
     /^(inputs|checkpoints)\/[^/]/.test(key)
   );
+}
+
+/** S3's own limit on a whole key, in bytes of UTF-8. */
+const KEY_BYTES_MAX = 1024;
+
+/**
+ * Refuses every key that could mean something else somewhere: empty, "." or ".." segments, slashes at the ends, a
+ * backslash, anything but printable ASCII. Stores ask this of each key, however it was made.
+ */
+export function checkKey(key: string, address: string): void {
+  const isPlain = /^[\x20-\x5b\x5d-\x7e]+$/.test(key) && key.length <= KEY_BYTES_MAX;
+  if (isPlain && key.split("/").every((segment) => !/^\.{0,2}$/.test(segment))) return;
+  throw new RunError({
+    op: "use key",
+    subject: address,
+    message: `expected a plain relative key, found ${JSON.stringify(key.slice(0, 200))}`,
+    hint: "keys are built from numbers and hashes; attached files need plain names",
+  });
 }

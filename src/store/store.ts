@@ -24,6 +24,8 @@ export interface PutOptions {
   crc32c: number;
   /** Never overwrite: `If-None-Match: *`, or `link` in a directory. */
   createOnly: boolean;
+  /** MD5 of the body, 32 hex digits. Where wrong CRCs are not refused, the store may refuse wrong bytes by this one. */
+  md5?: string;
   signal?: AbortSignal;
 }
 
@@ -46,6 +48,16 @@ export interface Store {
   close(): void;
 }
 
+/** A store as openStore returns it, with what only whoever opened it needs. */
+export interface OpenedStore extends Store {
+  /** The names of the "folders" directly below `prefix` ("" or ending in "/"), without slashes. */
+  folders(prefix: string, signal?: AbortSignal): AsyncIterable<string>;
+  /** Throws where the bucket (or the directory) cannot be used, which a HEAD of one key leaves unsaid. */
+  check(signal?: AbortSignal): Promise<void>;
+  /** Reads the credentials anew from where they come from, after "credentials" or "denied". */
+  reloadCredentials(): void;
+}
+
 export type StoreErrorKind =
   | "throttled"
   | "unavailable"
@@ -59,6 +71,7 @@ export type StoreErrorKind =
   | "clock"
   | "no-bucket"
   | "not-a-store"
+  | "unsupported"
   | "full"
   | "read-only"
   | "io";

@@ -1,0 +1,82 @@
+#!/usr/bin/env node
+import { readFileSync } from "node:fs";
+import { Command, CommanderError } from "commander";
+import { EXIT } from "./base/errors.ts";
+import { type Io, SignalReceived } from "./commands/io.ts";
+import { errorText, exitCodeFor } from "./commands/print-error.ts";
+import { register } from "./commands/verb.ts";
+import { VERBS } from "./commands/verbs.ts";
+
+const stop = new AbortController();
+for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"] as const) {
+  process.on(signal, () => {
+    // The second signal means now: what is in the spool and the store is safe at any instant.
+    if (stop.signal.aborted) process.exit(new SignalReceived(signal).exitCode);
+    stop.abort(new SignalReceived(signal));
+  });
+}
+
+// A reader that went away (`forebay logs | head`, a closed terminal) ends a look, but never a run.
+const closed = { stdout: false, stderr: false };
+for (const name of ["stdout", "stderr"] as const) {
+  process[name].on("error", () => {
+    closed[name] = true;
+  });
+}
+
+const io: Io = {
+  stdout: (text) => void (closed.stdout || process.stdout.write(text)),
+  stderr: (text) => void (closed.stderr || process.stderr.write(text)),
+  env: process.env,
+  directory: process.cwd(),
+  stderrIsTty: process.stderr.isTTY === true,
+  stdoutIsTty: process.stdout.isTTY === true,
+  columns: () => Number(process.env.COLUMNS) || process.stderr.columns || 80,
+  signal: stop.signal,
+};
+
+process.exit(await main(process.argv));
+
+async function main(argv: string[]): Promise<number> {
+  const { version } = JSON.parse(readFileSync(new URL("../package.json", import.meta.url), "utf8")) as {
+    version: string;
+  };
+  let exitCode: number = EXIT.done;
+  const program = new Command("forebay")
+    .description("A target model's hidden states as a verified dataset in object storage.")
+    .version(version)
+    .showSuggestionAfterError(true)
+    .configureOutput({ writeOut: io.stdout, writeErr: io.stderr })
+    .exitOverride()
+    .addHelpText(
+      "after",
+      "\nFirst steps:\n  $ forebay demo\n  $ forebay init\n  $ forebay doctor s3://bucket/prefix/name\n" +
+        "\nExit codes: 0 done, 2 usage, 3 done with skips, 4 another run stands there, 5 locked, 6 store, 7 engine," +
+        "\n8 disk, 9 integrity, 75 try again later, 78 configuration, 130/143 stopped by a signal",
+    );
+  for (const spec of VERBS) {
+    register(program, spec, io, (code) => {
+      exitCode = code;
+    });
+  }
+  try {
+    await program.parseAsync(argv);
+  } catch (error) {
+    // commander has printed its own message, with a suggestion.
+    if (error instanceof CommanderError) return error.exitCode === 0 ? EXIT.done : EXIT.usage;
+    io.stderr(errorText(error, argv.includes("--json")));
+    exitCode = exitCodeFor(error);
+  }
+  await flushed();
+  return exitCode;
+}
+
+/** process.exit drops what a pipe has not taken yet. */
+async function flushed(): Promise<void> {
+  for (const name of ["stdout", "stderr"] as const) {
+    if (closed[name]) continue;
+    await new Promise<void>((resolve) => {
+      process[name].write("", () => resolve());
+    });
+  }
+}

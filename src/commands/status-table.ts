@@ -1,0 +1,69 @@
+import { formatBytes } from "../base/bytes.ts";
+import { plainText } from "../base/log.ts";
+import type { StatusDocument } from "../run/status.ts";
+import { tableLines } from "./io.ts";
+import { countText, secondsText } from "./progress-lines.ts";
+
+/** The status document as a person reads it: the run, its parts where there are several, its engines. */
+export function statusTable(document: StatusDocument, parts: StatusDocument[], source: string): string[] {
+  const { run, extraction, spool, s3, bottleneck } = document;
+  const { tokens, batches, eta } = extraction;
+  const facts: [string, string | null][] = [
+    ["run", `${run.address} (${run.id})`],
+    ["state", `${run.state}, ${run.phase}, since ${run.state_since}`],
+    ["reason", run.reason],
+    ["next", run.action],
+    [
+      "committed",
+      `${countText(extraction.total_processed)} of ${countText(extraction.total)} samples, ` +
+        `${countText(batches.committed)} of ${countText(batches.total)} batches, ` +
+        `${countText(tokens.done)} of ${countText(tokens.total)} tokens`,
+    ],
+    ["skipped", extraction.skipped === 0 ? null : countText(extraction.skipped)],
+    ["rate", `${countText(Math.round(tokens.rate))} tokens/s, ${extraction.agg_rate.toFixed(1)} samples/s`],
+    ["to go", eta.p50_s === null ? eta.reason || "unknown" : `${secondsText(eta.p50_s)} (${eta.reason})`],
+    ["spool", `${countText(spool.files)} packs, ${formatBytes(spool.bytes)} of ${formatBytes(spool.budget_bytes)}`],
+    ["upload", `${s3.mb_per_s.toFixed(1)} MB/s, ${s3.inflight} of ${s3.limit} connections, ${countText(s3.retries)} retries`],
+    ["store", s3.publish_mode === null ? null : `${s3.publish_mode}, verified by ${s3.verify_mode ?? "unknown"}`],
+    ["limit", bottleneck.stage === null ? null : `${bottleneck.stage}: ${bottleneck.advice}`],
+    ["page", run.page_url],
+    ["directory", `${run.host}:${run.run_directory}`],
+    ["as of", `${document.generated_at}, from ${source}`],
+  ];
+  const lines = tableLines(facts.flatMap(([name, value]) => (value === null ? [] : [[name, value]])));
+  if (parts.length > 1) lines.push("", ...partLines(parts));
+  if (document.engines.length > 0) lines.push("", ...engineLines(document));
+  for (const { level, text } of document.alerts) lines.push(`${level}: ${text}`);
+  return lines.map((line) => plainText(line).replaceAll("\n", " "));
+}
+
+function partLines(parts: StatusDocument[]): string[] {
+  const rows = parts.map(({ run, extraction, heartbeat_at }) => [
+    `${run.part.index}/${run.part.count}`,
+    run.state,
+    run.host,
+    countText(Math.round(extraction.tokens.rate)),
+    heartbeat_at,
+    run.reason ?? "",
+  ]);
+  return tableLines([["part", "state", "host", "tokens/s", "heartbeat", ""], ...rows], new Set([3]));
+}
+
+/** Slowest first: that one is worth a look. */
+function engineLines({ engines }: StatusDocument): string[] {
+  const slowestFirst = [...engines].sort((a, b) => (a.tokens_per_s ?? 0) - (b.tokens_per_s ?? 0));
+  const rows = slowestFirst.map((engine) => [
+    String(engine.shard),
+    engine.state,
+    engine.device ?? "cpu",
+    engine.tokens_per_s === null ? "-" : countText(Math.round(engine.tokens_per_s)),
+    countText(engine.tokens_done),
+    String(engine.restarts),
+    engine.gpu?.util == null ? "-" : `${engine.gpu.util} %`,
+    engine.last_error ?? "",
+  ]);
+  return tableLines(
+    [["engine", "state", "device", "tokens/s", "tokens", "restarts", "gpu", ""], ...rows],
+    new Set([0, 3, 4, 5, 6]),
+  );
+}

@@ -1,0 +1,120 @@
+import { existsSync } from "node:fs";
+import { join, resolve } from "node:path";
+import { type Command, Option } from "commander";
+import { EXIT, RunError } from "../base/errors.ts";
+import { type Resolved, type RunYaml, resolveSettings, type SettingTexts } from "../config/resolve.ts";
+import { readRunYaml } from "../config/run-yaml.ts";
+import { SETTINGS, settingsOfVerb, showValue, type Verb } from "../config/settings.ts";
+import type { Io } from "./io.ts";
+
+/** One verb as its file describes it; cli.ts makes a commander command of it. */
+export interface VerbSpec {
+  name: string;
+  /** Whose settings it takes; null: none. */
+  settings: Verb | null;
+  summary: string;
+  /** commander's notation and a description: ["[address]", "the run"]. */
+  arguments?: [notation: string, description: string][];
+  /** Flags that are no settings: they mean nothing outside this one call. */
+  options?: [flags: string, description: string][];
+  /** Whole command lines, shown under --help. */
+  examples: string[];
+  hidden?: boolean;
+  /** Resolves with the exit code. */
+  run(call: Call): Promise<number>;
+}
+
+export interface Call {
+  io: Io;
+  /** Positional arguments as they were given. */
+  args: string[];
+  /** Flags of `options`, by commander's names. */
+  options: Record<string, unknown>;
+  settings: Resolved;
+  json: boolean;
+  /** The run's address: the first argument, else run.yaml's. Null where neither names one. */
+  address: string | null;
+}
+
+export function register(program: Command, spec: VerbSpec, io: Io, done: (exitCode: number) => void): void {
+  const command = program.command(spec.name, { hidden: spec.hidden ?? false }).description(spec.summary);
+  for (const [notation, description] of spec.arguments ?? []) command.argument(notation, description);
+  for (const [flags, description] of spec.options ?? []) command.option(flags, description);
+  if (spec.settings) addSettings(command, spec.settings);
+  command.option("--json", "data as JSON on stdout");
+  command.addHelpText("after", `\nExamples:\n${spec.examples.map((line) => `  $ ${line}`).join("\n")}`);
+  command.action(async () => {
+    done(await spec.run(makeCall(spec, command, io)));
+  });
+}
+
+function addSettings(command: Command, verb: Verb): void {
+  for (const key of settingsOfVerb(verb)) {
+    const { name, kind, doc, group, many, default: value } = SETTINGS[key];
+    const shown = kind.isSwitch || value === null || many ? "" : ` (default: ${showValue(key, value)})`;
+    const flags = kind.isSwitch ? [] : [`--${name} ${kind.placeholder}`];
+    // A switch is offered in each direction that is not its default.
+    if (kind.isSwitch && value !== true) flags.push(`--${name}`);
+    if (kind.isSwitch && value !== false) flags.push(`--no-${name}`);
+    for (const flag of flags) {
+      const option = new Option(flag, doc + shown).helpGroup(`${group}:`);
+      // Collected as lists, so that a flag given twice can be refused by name where that has no meaning.
+      if (!kind.isSwitch) option.argParser((text, before?: string[]) => [...(before ?? []), text]);
+      command.addOption(option);
+    }
+  }
+  command.addOption(
+    new Option("--config <path>", "file of settings; default: run.yaml here, if there is one").helpGroup(
+      "Control:",
+    ),
+  );
+}
+
+function makeCall(spec: VerbSpec, command: Command, io: Io): Call {
+  const options = command.opts<Record<string, unknown>>();
+  const verb = spec.settings;
+  const file = verb ? findRunYaml(options.config as string | undefined, io) : null;
+  const flags: SettingTexts = {};
+  for (const key of verb ? settingsOfVerb(verb) : []) {
+    const { name, kind } = SETTINGS[key];
+    const attribute = name.replaceAll(/-([a-z])/g, (_, letter: string) => letter.toUpperCase());
+    const value = options[attribute];
+    // commander gives a lone --no-x a default of true, which nobody wrote.
+    const byPerson = command.getOptionValueSource(attribute) === "cli";
+    if (value !== undefined && byPerson) flags[name] = kind.isSwitch ? String(value) : (value as string[]);
+  }
+  return {
+    io,
+    args: command.args,
+    options,
+    settings: resolveSettings({
+      verb: verb ?? "ls",
+      flags,
+      env: verb ? io.env : {},
+      file,
+      directory: io.directory,
+    }),
+    json: options.json === true,
+    address: command.args[0] ?? file?.address ?? null,
+  };
+}
+
+function findRunYaml(named: string | undefined, io: Io): RunYaml | null {
+  const path = named ?? io.env.FOREBAY_CONFIG;
+  if (path) return readRunYaml(resolve(io.directory, path));
+  const here = join(io.directory, "run.yaml");
+  return existsSync(here) ? readRunYaml(here) : null;
+}
+
+/** The address, or a usage error that says how to give it. */
+export function requireAddress(call: Call): string {
+  if (call.address !== null) return call.address;
+  throw new RunError({
+    op: "read arguments",
+    subject: "ADDRESS",
+    message: "no run is named",
+    safe: "nothing was started",
+    hint: 'name it: s3://bucket/prefix/name or file:directory/name (or "address:" in run.yaml)',
+    exit: EXIT.usage,
+  });
+}

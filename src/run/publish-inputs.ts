@@ -1,0 +1,135 @@
+import { closeSync, fstatSync, openSync, readFileSync, readSync, statSync } from "node:fs";
+import { basename } from "node:path";
+import { formatBytes } from "../base/bytes.ts";
+import { crc32c } from "../base/checksum.ts";
+import { EXIT, RunError } from "../base/errors.ts";
+import { planTotals } from "../plan/plan.ts";
+import { attachmentKey, planKey, rowsKey } from "../store/keys.ts";
+import { type RetryOptions, withRetries } from "../store/retry.ts";
+import type { Store, StoreSpec, StoreTraits } from "../store/store.ts";
+import type { PreparedRun } from "./prepare.ts";
+import { publishRunRecord, type RunRecord, runIdOf } from "./record.ts";
+
+/** S3's bound on one PUT. */
+const OBJECT_BYTES_MAX = 5 * 2 ** 30;
+/** Node's fs calls take less than 2 GiB at a time. */
+const READ_BYTES = 2 ** 30;
+
+export interface PublishOptions {
+  spec: StoreSpec;
+  traits: StoreTraits;
+  /** Files stored beside the run under inputs/. */
+  attachments: string[];
+  facts: RunRecord["facts"];
+  retry: RetryOptions;
+}
+
+/**
+ * Puts rows file, attachments and plan, and run.json last, so that a run.json that exists names objects that exist.
+ * All are named by their hashes: doing it twice, or from two machines, is harmless. Returns what stands in run.json.
+ */
+export async function publishInputs(
+  store: Store,
+  prepared: PreparedRun,
+  options: PublishOptions,
+): Promise<RunRecord> {
+  const { identity, plan, rows } = prepared;
+  const totals = planTotals(plan);
+  const keys = {
+    rows: rowsKey(identity.rows),
+    plan: planKey(identity.plan),
+    attached: options.attachments.map((path) => attachmentKey(basename(path))),
+  };
+  await putNew(store, keys.rows, readWhole(rows.path), options.retry);
+  for (const [i, path] of options.attachments.entries()) {
+    await putNew(store, keys.attached[i]!, readWhole(path), options.retry);
+  }
+  if (prepared.planBytes) await putNew(store, keys.plan, prepared.planBytes, options.retry);
+  const record: RunRecord = {
+    format: "forebay-run-1",
+    run_id: runIdOf(identity),
+    identity,
+    numbering: prepared.numbering,
+    files: keys,
+    totals: {
+      rows: totals.rows,
+      planned: totals.planned,
+      skipped: totals.rows - totals.planned,
+      tokens: totals.tokens,
+      batches: totals.batches,
+      bytes: totals.bytes,
+    },
+    store: {
+      endpoint: options.spec.kind === "s3" ? options.spec.endpoint : null,
+      region: options.spec.kind === "s3" ? options.spec.region : null,
+      path_style: options.spec.kind === "s3" ? options.spec.pathStyle : null,
+      publish: options.traits.publish,
+      verify: options.traits.verify,
+    },
+    facts: options.facts,
+  };
+  return withRetries(() => publishRunRecord(store, record, options.retry.signal), options.retry);
+}
+
+/** Throws (usage) unless every attachment is a readable file with a name of its own. Call it before anything is put. */
+export function assertAttachments(paths: readonly string[]): void {
+  const names = new Set<string>();
+  for (const path of paths) {
+    const name = basename(path);
+    if (!/^[A-Za-z0-9][A-Za-z0-9._-]*$/.test(name) || names.has(name) || name.startsWith("rows-")) {
+      throw badAttachment(path, `its name ${JSON.stringify(name)} is taken, reserved or not plain`);
+    }
+    names.add(name);
+    if (!statSync(path, { throwIfNoEntry: false })?.isFile())
+      throw badAttachment(path, "there is no such file");
+  }
+}
+
+async function putNew(store: Store, key: string, body: Buffer, retry: RetryOptions): Promise<void> {
+  const crc = crc32c(body);
+  const put = () => store.put(key, body, { crc32c: crc, createOnly: true, signal: retry.signal });
+  if ((await withRetries(put, retry)).kind === "created") return;
+  const standing = await withRetries(() => store.head(key, retry.signal), retry);
+  if (standing?.bytes === body.length) return;
+  throw new RunError({
+    op: "store inputs",
+    subject: `${store.address}/${key}`,
+    message: `expected ${body.length} bytes there, found ${standing?.bytes ?? "nothing"}`,
+    safe: "it was not overwritten",
+    hint: "another file of that name was attached before, or the object is torn: choose another name, or remove it",
+    exit: EXIT.integrity,
+  });
+}
+
+function readWhole(path: string): Buffer {
+  const fd = openSync(path, "r");
+  try {
+    const { size } = fstatSync(fd);
+    if (size > OBJECT_BYTES_MAX) {
+      throw new RunError({
+        op: "store inputs",
+        subject: path,
+        message: `${formatBytes(size)}, more than one PUT can carry (5 GiB)`,
+        hint: "split the dataset with --rows A:B into several runs",
+        exit: EXIT.usage,
+      });
+    }
+    if (size < READ_BYTES) return readFileSync(fd);
+    const whole = Buffer.allocUnsafe(size);
+    for (let at = 0; at < size; ) at += readSync(fd, whole, at, Math.min(READ_BYTES, size - at), at);
+    return whole;
+  } finally {
+    closeSync(fd);
+  }
+}
+
+function badAttachment(path: string, message: string): RunError {
+  return new RunError({
+    op: "attach file",
+    subject: path,
+    message,
+    safe: "nothing was written to the store",
+    hint: "--attach takes plain files with names of letters, digits, dot, dash and underscore",
+    exit: EXIT.usage,
+  });
+}

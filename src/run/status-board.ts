@@ -1,0 +1,465 @@
+import type { LogEvent } from "../base/log.ts";
+import type { Stage } from "../base/stage.ts";
+import type { Spool } from "../spool/spool.ts";
+import type { Uploader } from "../spool/uploader.ts";
+import type { StoreTraits } from "../store/store.ts";
+import { BottleneckWatch, engineSecondsLost } from "./bottleneck.ts";
+import { EtaLog, estimateEta } from "./eta.ts";
+import type { Part } from "./lease.ts";
+import { Rate } from "./rate.ts";
+import type { RunRecord } from "./record.ts";
+import { judgeState, type StateFacts } from "./state.ts";
+import type { EngineStatus, RunCounters, StageStatus, StatusDocument, StatusSource } from "./status.ts";
+import type { Amount, Tally } from "./tally.ts";
+
+/** What never changes while this process lives. */
+export interface BoardFacts {
+  appVersion: string;
+  address: string;
+  name: string;
+  part: Part;
+  host: string;
+  pid: number;
+  runDirectory: string;
+  spoolDirectory: string;
+  spoolBudgetBytes: number;
+  resumeCommand: string;
+  settings: StatusDocument["run"]["settings"];
+  heartbeatIntervalS: number;
+  price: { currency: string; perHour: number } | null;
+}
+
+/** The living parts that the document is read from, as they come up. */
+export interface BoardSources {
+  spool: Spool;
+  uploader: Uploader;
+  traits: StoreTraits;
+  engines: () => EngineStatus[];
+  computeStage: Stage;
+  packStage: Stage;
+  /** Batches that engines could hold at once. */
+  slots: () => number;
+}
+
+const EVENTS_TAIL = 100;
+const SKIPPED_TAIL = 200;
+const RATE_WINDOW_S = 60;
+
+/** Gathers what happened into the one status document; asked by page, terminal, API and heartbeat alike. */
+export class StatusBoard implements StatusSource {
+  readonly #facts: BoardFacts;
+  readonly #nowMs: () => number;
+  readonly #wallMs: () => number;
+  readonly #startedAt: string;
+  readonly #events: StatusDocument["events_tail"] = [];
+  readonly #skippedRows: { row: number; reason: string }[] = [];
+  readonly #rates: Record<"samples" | "tokens" | "produced" | "uploaded" | "verified", Rate>;
+  readonly #shards = new Map<
+    number,
+    { samples: number; tokens: number; batches: number; rate: Rate; lastAt: string }
+  >();
+  readonly #bottleneck = new BottleneckWatch();
+  #record: RunRecord | null = null;
+  #tally: Tally | null = null;
+  #sources: BoardSources | null = null;
+  #eta: EtaLog | null = null;
+  #judgedState = "starting";
+  #stateSince: string;
+  #phase = "starting";
+  #facetPhase: StateFacts["phase"] = "planning";
+  #ending: StateFacts["ending"] = null;
+  #endingReason: string | null = null;
+  #exitCode: number | null = null;
+  #stopping = false;
+  #blocked: StateFacts["blocked"] = null;
+  #skipped = 0;
+  #produced = 0;
+  #totalBytes = 0;
+  #committedBytesBefore = 0;
+  #lastCommitMs: number | null = null;
+  #lastCommitAt: string | null = null;
+  #pageUrl: string | null = null;
+  #gate: StatusDocument["gate"] = { state: "not-run", report: null };
+
+  constructor(facts: BoardFacts, clock: { nowMs: () => number; wallMs: () => number }) {
+    this.#facts = facts;
+    this.#nowMs = clock.nowMs;
+    this.#wallMs = clock.wallMs;
+    this.#startedAt = this.#iso();
+    this.#stateSince = this.#startedAt;
+    const rate = () => new Rate(RATE_WINDOW_S, clock.nowMs);
+    this.#rates = { samples: rate(), tokens: rate(), produced: rate(), uploaded: rate(), verified: rate() };
+  }
+
+  phase(phase: StateFacts["phase"], words: string): void {
+    this.#facetPhase = phase;
+    this.#phase = words;
+  }
+
+  /** The run is known and counted; from here on the document shows what the store holds. */
+  opened(
+    record: RunRecord,
+    tally: Tally,
+    bytes: { total: number; committed: number },
+    planSkips: number,
+  ): void {
+    this.#record = record;
+    this.#tally = tally;
+    this.#totalBytes = bytes.total;
+    this.#committedBytesBefore = bytes.committed;
+    this.#skipped = planSkips;
+  }
+
+  attach(sources: BoardSources): void {
+    this.#sources = sources;
+    this.#eta = new EtaLog(this.#nowMs() / 1000);
+  }
+
+  computed(shard: number, amount: Amount, bytes: number): void {
+    const entry = this.#shard(shard);
+    entry.samples += amount.samples;
+    entry.tokens += amount.tokens;
+    entry.batches += 1;
+    entry.rate.add(amount.samples);
+    entry.lastAt = this.#iso();
+    this.#produced += bytes;
+    this.#rates.produced.add(bytes);
+    const compute = this.#sources?.computeStage;
+    const blockedS = compute ? compute.seconds().blocked / Math.max(1, compute.slots) : 0;
+    this.#eta?.batchComputed(this.#nowMs() / 1000, amount, blockedS);
+  }
+
+  uploaded(bytes: number): void {
+    this.#rates.uploaded.add(bytes);
+  }
+
+  committed(amount: Amount, bytes: number): void {
+    this.#lastCommitMs = this.#nowMs();
+    this.#lastCommitAt = this.#iso();
+    this.#rates.samples.add(amount.samples);
+    this.#rates.tokens.add(amount.tokens);
+    this.#rates.verified.add(bytes);
+    const stats = this.#sources?.uploader.stats();
+    const starvedS = stats ? stats.stages.upload.starved / Math.max(1, stats.limit) : 0;
+    this.#eta?.packVerified(this.#nowMs() / 1000, bytes, starvedS);
+  }
+
+  skipped(rows: readonly { row: number; reason: string }[]): void {
+    this.#skipped += rows.length;
+    this.#skippedRows.unshift(...rows);
+    this.#skippedRows.length = Math.min(this.#skippedRows.length, SKIPPED_TAIL);
+  }
+
+  blocked(blocked: StateFacts["blocked"]): void {
+    this.#blocked = blocked;
+  }
+
+  stopping(): void {
+    this.#stopping = true;
+  }
+
+  ended(ending: NonNullable<StateFacts["ending"]>, reason: string | null, exitCode: number): void {
+    this.#ending = ending;
+    this.#endingReason = reason;
+    this.#exitCode = exitCode;
+  }
+
+  gate(gate: StatusDocument["gate"]): void {
+    this.#gate = gate;
+  }
+
+  pageUrl(url: string): void {
+    this.#pageUrl = url;
+  }
+
+  /** A sink of the run's log. */
+  event({ at, level, event, ...fields }: LogEvent): void {
+    if (level === "debug") return;
+    this.#events.unshift({ at, level, event, fields });
+    this.#events.length = Math.min(this.#events.length, EVENTS_TAIL);
+  }
+
+  snapshot(): StatusDocument {
+    const facts = this.#facts;
+    const sources = this.#sources;
+    const tally = this.#tally;
+    const usage = sources?.spool.usage() ?? null;
+    const stats = sources?.uploader.stats() ?? null;
+    const engines = (sources?.engines() ?? []).map((engine) => ({
+      ...engine,
+      last_commit_at: this.#shards.get(engine.shard)?.lastAt ?? null,
+    }));
+    const stages = this.#stages();
+    const at = this.#iso();
+    const eta = this.#estimate();
+    const judged = judgeState(this.#stateFacts(engines, usage, stats));
+    if (judged.state !== this.#judgedState) {
+      this.#judgedState = judged.state;
+      this.#stateSince = at;
+    }
+    const elapsedH = (this.#wallMs() - Date.parse(this.#startedAt)) / 3_600_000;
+    return {
+      schema_version: 1,
+      app_version: facts.appVersion,
+      generated_at: at,
+      heartbeat_at: at,
+      heartbeat_interval_s: facts.heartbeatIntervalS,
+      run: {
+        id: this.#record?.run_id.slice(0, 16) ?? "",
+        name: facts.name,
+        address: facts.address,
+        part: facts.part,
+        state: judged.state,
+        phase: this.#phase,
+        state_since: this.#stateSince,
+        reason: judged.reason,
+        action: judged.action,
+        host: facts.host,
+        pid: facts.pid,
+        started_at: this.#startedAt,
+        resumed_from: tally && tally.resumedFrom.batches > 0 ? tally.resumedFrom : null,
+        page_url: this.#pageUrl,
+        run_directory: facts.runDirectory,
+        resume_command: facts.resumeCommand,
+        exit_code: this.#exitCode,
+        settings: facts.settings,
+      },
+      extraction: {
+        total_processed: tally?.committed.samples ?? 0,
+        total: tally?.total.samples ?? 0,
+        agg_rate: this.#rates.samples.perSecond(),
+        eta_hours: eta.p50_s === null ? null : eta.p50_s / 3600,
+        eta,
+        hs_local: usage?.files ?? 0,
+        shards: engines.map(({ shard }) => {
+          const entry = this.#shard(shard);
+          return {
+            shard,
+            processed: entry.samples,
+            total: tally?.total.samples ?? 0,
+            rate_per_sec: entry.rate.perSecond(),
+            batch: entry.batches,
+            total_batches: tally?.total.batches ?? 0,
+          };
+        }),
+        tokens: {
+          done: tally?.committed.tokens ?? 0,
+          uploaded: tally?.at.uploaded.tokens ?? 0,
+          spooled: tally?.at.ready.tokens ?? 0,
+          in_engine: tally?.at.engine.tokens ?? 0,
+          total: tally?.total.tokens ?? 0,
+          rate: this.#rates.tokens.perSecond(),
+        },
+        batches: {
+          committed: tally?.committed.batches ?? 0,
+          total: tally?.total.batches ?? 0,
+          in_flight: tally ? tally.at.engine.batches + tally.at.ready.batches + tally.at.uploaded.batches : 0,
+        },
+        bytes: {
+          produced: this.#produced,
+          uploaded: stats?.uploadedBytes ?? 0,
+          verified: this.#committedBytesBefore + (stats?.committedBytes ?? 0),
+          total: this.#totalBytes,
+        },
+        skipped: this.#skipped,
+        skipped_rows: [...this.#skippedRows],
+        failed: 0,
+        last_commit_at: this.#lastCommitAt,
+      },
+      engines,
+      stages,
+      bottleneck: this.#bottleneck.verdict({ address: facts.address, engines: engines.length }),
+      engine_seconds_lost: engineSecondsLost(stages),
+      spool: {
+        directory: facts.spoolDirectory,
+        bytes: usage?.bytes ?? 0,
+        budget_bytes: usage?.budgetBytes ?? facts.spoolBudgetBytes,
+        files: usage?.files ?? 0,
+        disk_free_bytes: usage?.diskFreeBytes ?? null,
+        volatile: usage?.volatile ?? false,
+        quarantined: usage?.quarantined ?? 0,
+      },
+      s3: {
+        inflight: stats?.inflight ?? 0,
+        limit: stats?.limit ?? 0,
+        mb_per_s: this.#rates.uploaded.perSecond() / 1e6,
+        p50_ms: stats?.putP50Ms ?? null,
+        p95_ms: stats?.putP95Ms ?? null,
+        retries: stats?.retries ?? 0,
+        throttled: stats?.throttled ?? 0,
+        lost_responses: stats?.lostResponses ?? 0,
+        publish_mode: sources?.traits.publish ?? null,
+        verify_mode: sources?.traits.verify ?? null,
+        verify_failures: stats?.verifyFailures ?? 0,
+        notes: sources?.traits.notes ?? [],
+      },
+      money: facts.price && {
+        currency: facts.price.currency,
+        per_hour: facts.price.perHour,
+        so_far: elapsedH * facts.price.perHour,
+        to_go: eta.p50_s === null ? null : (eta.p50_s / 3600) * facts.price.perHour,
+      },
+      gate: this.#gate,
+      training: null,
+      alerts: this.#alerts(judged),
+      events_tail: [...this.#events],
+    };
+  }
+
+  counters(): RunCounters {
+    const stats = this.#sources?.uploader.stats();
+    return {
+      s3Requests: stats?.requests ?? [],
+      s3Retries: stats?.retryReasons ?? [],
+      s3Seconds: stats?.requestSeconds ?? { boundsS: [], counts: [], sumS: 0, count: 0 },
+      tokensByShard: [...this.#shards].map(([shard, { samples, tokens, batches }]) => ({
+        shard,
+        samples,
+        tokens,
+        batches,
+      })),
+    };
+  }
+
+  /** Takes a look at the pipeline for the verdict; once a second. */
+  look(): void {
+    const stats = this.#sources?.uploader.stats();
+    if (!stats) return;
+    this.#bottleneck.look({
+      atS: this.#nowMs() / 1000,
+      stages: this.#stages(),
+      uploads: {
+        inflight: stats.inflight,
+        limit: stats.limit,
+        auto: stats.uploads === "auto",
+        ceiling: 1_000,
+        requests: stats.requests.reduce((sum, { op, count }) => sum + (op === "put" ? count : 0), 0),
+        throttled: stats.throttled,
+        mbPerS: this.#rates.uploaded.perSecond() / 1e6,
+      },
+    });
+  }
+
+  #stages(): StageStatus[] {
+    const sources = this.#sources;
+    if (!sources) return [];
+    const stats = sources.uploader.stats();
+    const usage = sources.spool.usage();
+    const produced = this.#rates.produced.perSecond();
+    const stage = (
+      name: StageStatus["name"],
+      slots: number,
+      seconds: { busy: number; starved: number; blocked: number },
+      rest: { queue: number; capacity: number | null; rate: number | null },
+    ): StageStatus => ({ name, slots, ...seconds, ...rest });
+    return [
+      stage("compute", sources.computeStage.slots, sources.computeStage.seconds(), {
+        queue: this.#tally?.at.engine.batches ?? 0,
+        capacity: sources.slots(),
+        rate: produced,
+      }),
+      stage("pack", sources.packStage.slots, sources.packStage.seconds(), {
+        queue: 0,
+        capacity: null,
+        rate: produced,
+      }),
+      stage("disk", 1, stats.stages.disk, { queue: usage.waiting.count, capacity: null, rate: produced }),
+      stage("upload", stats.limit, stats.stages.upload, {
+        queue: stats.queue,
+        capacity: stats.limit,
+        rate: this.#rates.uploaded.perSecond(),
+      }),
+      stage("verify", stats.limit, stats.stages.verify, {
+        queue: this.#tally?.at.uploaded.batches ?? 0,
+        capacity: null,
+        rate: this.#rates.verified.perSecond(),
+      }),
+    ];
+  }
+
+  #estimate(): StatusDocument["extraction"]["eta"] {
+    const unknown = { p10_s: null, p50_s: null, p90_s: null, finish_at: null, reason: this.#phase };
+    if (!this.#eta || !this.#tally || !this.#sources) return unknown;
+    const verified = this.#committedBytesBefore + this.#sources.uploader.stats().committedBytes;
+    return estimateEta({
+      nowS: this.#nowMs() / 1000,
+      nowMs: this.#wallMs(),
+      log: this.#eta,
+      toCompute: this.#tally.toCompute(),
+      bytesToVerify: this.#totalBytes - verified,
+      slots: this.#sources.slots(),
+    });
+  }
+
+  #stateFacts(
+    engines: readonly EngineStatus[],
+    usage: ReturnType<Spool["usage"]> | null,
+    stats: ReturnType<Uploader["stats"]> | null,
+  ): StateFacts {
+    const requests = stats?.requests.reduce((sum, { count }) => sum + count, 0) ?? 0;
+    const samplesPerS = this.#rates.samples.perSecond();
+    const commitsPerS =
+      samplesPerS > 0 && this.#tally
+        ? (samplesPerS * this.#tally.total.batches) / this.#tally.total.samples
+        : 0;
+    return {
+      phase: this.#facetPhase,
+      ending: this.#ending,
+      endingReason: this.#endingReason,
+      stopping: this.#stopping,
+      skipped: this.#skipped,
+      blocked:
+        this.#blocked ??
+        (usage?.paused
+          ? { reason: usage.paused, action: "free disk space: the run goes on by itself" }
+          : null),
+      sinceCommitS: this.#lastCommitMs === null ? null : (this.#nowMs() - this.#lastCommitMs) / 1000,
+      expectedCommitS: commitsPerS > 0 ? 1 / commitsPerS : this.#lastCommitMs === null ? null : 0,
+      retryShare: requests >= 100 && stats ? stats.retries / requests : null,
+      enginesDown: engines.filter(({ state }) => state === "restarting" || state === "failed").length,
+      engines: engines.length,
+      spoolShare: usage ? usage.bytes / usage.budgetBytes : 0,
+      weakerVerify:
+        this.#sources?.traits.publish === "overwrite"
+          ? "the store ignores create-only: one writer only"
+          : null,
+    };
+  }
+
+  #alerts(judged: ReturnType<typeof judgeState>): StatusDocument["alerts"] {
+    const alerts: StatusDocument["alerts"] = [];
+    if (judged.state === "blocked" || judged.state === "failed") {
+      alerts.push({ level: "error", text: judged.reason ?? judged.state, action: judged.action });
+    }
+    if (judged.state === "stalled" || judged.state === "degraded") {
+      alerts.push({ level: "warn", text: judged.reason ?? judged.state, action: judged.action });
+    }
+    if (this.#sources?.spool.volatile) {
+      alerts.push({
+        level: "warn",
+        text: "the spool is on tmpfs: what is not uploaded goes with the power",
+        action: null,
+      });
+    }
+    return alerts;
+  }
+
+  #shard(shard: number) {
+    let entry = this.#shards.get(shard);
+    if (!entry) {
+      entry = {
+        samples: 0,
+        tokens: 0,
+        batches: 0,
+        rate: new Rate(RATE_WINDOW_S, this.#nowMs),
+        lastAt: this.#startedAt,
+      };
+      this.#shards.set(shard, entry);
+    }
+    return entry;
+  }
+
+  #iso(): string {
+    return new Date(this.#wallMs()).toISOString();
+  }
+}

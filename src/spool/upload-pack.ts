@@ -1,0 +1,265 @@
+import { createHash } from "node:crypto";
+import { closeSync, constants, fstatSync, openSync, rmSync } from "node:fs";
+import type { ByteRange } from "../base/bytes.ts";
+import { crc32c } from "../base/checksum.ts";
+import { EXIT, errnoOf, RunError } from "../base/errors.ts";
+import { packKey } from "../store/keys.ts";
+import { type Store, StoreError, type StoreTraits } from "../store/store.ts";
+import { type ErrorWire, toWire } from "./error-wire.ts";
+import { isOutOfSpace, readExactly } from "./files.ts";
+import { checkPack, type PackExpectation, SLICE_BYTES } from "./pack-check.ts";
+
+/** One attempt at one pack, as a worker thread is handed it. */
+export interface UploadJob {
+  batch: number;
+  /** The file in ready/. */
+  path: string;
+  expected: PackExpectation;
+  traits: StoreTraits;
+  /** An earlier attempt may have reached the store (a lost answer, a crash): HEAD before PUT. */
+  lookFirst: boolean;
+}
+
+/** Seconds of one attempt, by what they were spent on. */
+export interface AttemptSeconds {
+  disk: number;
+  upload: number;
+  verify: number;
+}
+
+export type AttemptOutcome =
+  /** Verified by a separate request, and the file deleted. */
+  | { kind: "committed"; how: "created" | "ours" | "already" }
+  /** The file's bytes are not those that the engine made: to be moved aside and computed again. */
+  | { kind: "spoiled"; reason: string }
+  /** Someone deleted the file, and the store does not have its pack: to be computed again. */
+  | { kind: "vanished" }
+  /** Passes by itself; the file is kept. */
+  | { kind: "retry"; error: ErrorWire; lookFirst: boolean }
+  /** The store, or this one key of it, needs a person; the file is kept. */
+  | { kind: "blocked"; scope: "store" | "pack"; error: ErrorWire }
+  /** The run cannot go on: another run's pack has our key, or the spool's disk failed. The file is kept. */
+  | { kind: "fatal"; error: ErrorWire };
+
+export interface AttemptResult {
+  outcome: AttemptOutcome;
+  seconds: AttemptSeconds;
+  /** Bytes sent in a PUT that the store accepted. */
+  uploadedBytes: number;
+}
+
+export interface AttemptTools {
+  store: Store;
+  /** At least as long as the pack; holds the file from reading to the end of the PUT. */
+  buffer: Buffer;
+  signal: AbortSignal;
+  /** Monotonic, ms. */
+  nowMs: () => number;
+}
+
+/** What we are about to publish, from the file's own bytes. */
+interface Own {
+  body: Buffer;
+  crc32c: number;
+  /** Only for stores that are verified by ETag. */
+  md5: Buffer | undefined;
+}
+
+/**
+ * Read and check the file -> create-only PUT -> verify by a separate request -> delete the file.
+ * One attempt with no retries of its own: whatever fails, the file is still there (or in quarantine), and the
+ * outcome says what to do. Doing it twice, at any point after any crash, ends in the same committed object.
+ */
+export async function uploadPack(job: UploadJob, tools: AttemptTools): Promise<AttemptResult> {
+  const seconds: AttemptSeconds = { disk: 0, upload: 0, verify: 0 };
+  const timed = async <T>(stage: keyof AttemptSeconds, act: () => T | Promise<T>): Promise<T> => {
+    const startMs = tools.nowMs();
+    try {
+      return await act();
+    } finally {
+      seconds[stage] += (tools.nowMs() - startMs) / 1000;
+    }
+  };
+  const key = packKey(job.batch);
+  const { store, signal } = tools;
+  let uploadedBytes = 0;
+  let lookFirst = job.lookFirst;
+  const done = (outcome: AttemptOutcome): AttemptResult => ({ outcome, seconds, uploadedBytes });
+
+  try {
+    let taken = false;
+    if (lookFirst || job.traits.publish === "overwrite") {
+      // Before the file is read: while the store is down, a try costs one small request.
+      taken = (await timed("verify", () => store.head(key, signal))) !== null;
+    }
+    const own = await timed("disk", () => readOwn(job, tools.buffer));
+    if ("reason" in own) return done({ kind: "spoiled", reason: own.reason });
+
+    let how: "created" | "ours" | "already" = "created";
+    if (!taken) {
+      // From here on the store may hold our object, whatever the answer says.
+      lookFirst = true;
+      const put = await timed("upload", () =>
+        store.put(key, own.body, {
+          crc32c: own.crc32c,
+          md5: own.md5,
+          createOnly: job.traits.publish === "create-only",
+          signal,
+        }),
+      );
+      if (put.kind === "exists") taken = true;
+      else uploadedBytes = own.body.length;
+    }
+    const state = await timed("verify", () => compareStored(key, own, job.traits, tools));
+    if (state === "missing") {
+      return done(again("corrupt-answer", key, "the store accepted the pack but does not have it"));
+    }
+    if (taken) how = "ours";
+    if (state === "differs") {
+      if (!(await timed("verify", () => isOtherWhole(key, job, tools)))) {
+        return done(
+          again("corrupt-answer", key, "the store's answers about this object contradict each other"),
+        );
+      }
+      how = "already";
+    }
+    await timed("disk", () => rmSync(job.path, { force: true }));
+    return done({ kind: "committed", how });
+  } catch (error) {
+    if (errnoOf(error) === "ENOENT") return done(await decideVanished(key, job, tools));
+    return done(decide(error, job, lookFirst, signal.aborted));
+  }
+}
+
+/** A thread that died between its unlink and its answer leaves no file and a committed object. */
+async function decideVanished(
+  key: string,
+  job: UploadJob,
+  { store, signal }: AttemptTools,
+): Promise<AttemptOutcome> {
+  try {
+    const info = await store.head(key, signal);
+    const whole = info?.bytes === job.expected.layout.bytes;
+    return whole ? { kind: "committed", how: "ours" } : { kind: "vanished" };
+  } catch (error) {
+    return decide(error, job, true, signal.aborted);
+  }
+}
+
+/** Reads the file into the buffer, checking every CRC on the way; or says what is spoiled. */
+async function readOwn(job: UploadJob, buffer: Buffer): Promise<Own | { reason: string }> {
+  const { bytes } = job.expected.layout;
+  const fd = openSync(job.path, constants.O_RDONLY | constants.O_NOFOLLOW);
+  try {
+    const found = fstatSync(fd).size;
+    const body = buffer.subarray(0, bytes);
+    let yieldedByte = 0;
+    const read = async (startByte: number, endByte: number) => {
+      // Reading and hashing block the thread: let its sockets have their turn between slices.
+      if (endByte - yieldedByte > SLICE_BYTES) {
+        yieldedByte = endByte;
+        await new Promise(setImmediate);
+      }
+      return readExactly(fd, body.subarray(startByte, endByte), startByte, job.path);
+    };
+    if (found !== bytes) throw spoiled(job.path, `expected ${bytes} bytes, found ${found}`);
+    const crc = await checkPack({ bytes, read }, job.expected, job.path);
+    const md5 = job.traits.verify === "etag" ? createHash("md5").update(body).digest() : undefined;
+    return { body, crc32c: crc, md5 };
+  } catch (error) {
+    if (!(error instanceof RunError) || (error.exit !== EXIT.integrity && error.exit !== EXIT.identity))
+      throw error;
+    return { reason: error.message };
+  } finally {
+    closeSync(fd);
+  }
+}
+
+/** The separate request: never what the PUT's own answer said. */
+async function compareStored(
+  key: string,
+  own: Own,
+  traits: StoreTraits,
+  { store, signal }: AttemptTools,
+): Promise<"same" | "differs" | "missing"> {
+  const info = await store.head(key, signal);
+  if (!info) return "missing";
+  if (info.bytes !== own.body.length) return "differs";
+  if (traits.verify === "checksum" && info.crc32c !== null) {
+    return info.crc32c === own.crc32c ? "same" : "differs";
+  }
+  if (traits.verify === "etag" && info.etag !== null) {
+    return info.etag.toLowerCase() === own.md5?.toString("hex") ? "same" : "differs";
+  }
+  // Read back, also where a store stopped saying what it said when it was probed.
+  let crc = 0;
+  for (let at = 0; at < info.bytes; at += SLICE_BYTES) {
+    const slice = await getRange(
+      store,
+      key,
+      { startByte: at, endByte: Math.min(info.bytes, at + SLICE_BYTES) },
+      signal,
+    );
+    crc = crc32c(slice, crc);
+  }
+  return crc === own.crc32c ? "same" : "differs";
+}
+
+/**
+ * Our key holds other bytes. True: they are a whole pack of this run and batch (GPU output is not bit-stable), so
+ * ours may go. Throws RunError: exit identity for another run's pack, exit integrity for a torn or alien object.
+ * Read twice before it condemns: a byte may also flip on its way here.
+ */
+async function isOtherWhole(key: string, job: UploadJob, { store, signal }: AttemptTools): Promise<boolean> {
+  for (let last = false; ; last = true) {
+    const info = await store.head(key, signal);
+    if (!info) return false;
+    const read = (startByte: number, endByte: number) => getRange(store, key, { startByte, endByte }, signal);
+    try {
+      await checkPack({ bytes: info.bytes, read }, job.expected, key);
+      return true;
+    } catch (error) {
+      if (last || error instanceof StoreError || !(error instanceof RunError)) throw error;
+    }
+  }
+}
+
+async function getRange(store: Store, key: string, range: ByteRange, signal: AbortSignal): Promise<Buffer> {
+  const bytes = await store.get(key, range, signal);
+  if (bytes) return bytes;
+  throw new StoreError({
+    kind: "corrupt-answer",
+    op: "verify pack",
+    subject: key,
+    message: "the object was there a moment ago and is gone now",
+  });
+}
+
+function decide(error: unknown, job: UploadJob, lookFirst: boolean, aborted: boolean): AttemptOutcome {
+  const wire = toWire(error, { op: "upload pack", subject: job.path, exit: EXIT.disk });
+  if (aborted) return { kind: "retry", error: wire, lookFirst };
+  if (wire.store) {
+    return wire.remedy === "retry"
+      ? { kind: "retry", error: wire, lookFirst }
+      : { kind: "blocked", scope: "store", error: wire };
+  }
+  if (error instanceof RunError && error.exit === EXIT.integrity) {
+    wire.hint = `${packKey(job.batch)} is torn or not ours: forebay repair removes it; the pack is kept in the spool`;
+    return { kind: "blocked", scope: "pack", error: wire };
+  }
+  const passes = isOutOfSpace(error) || wire.errno === "EMFILE" || wire.errno === "ENFILE";
+  return passes ? { kind: "retry", error: wire, lookFirst } : { kind: "fatal", error: wire };
+}
+
+function again(kind: "corrupt-answer", key: string, message: string): AttemptOutcome {
+  const error = new StoreError({ kind, op: "verify pack", subject: key, message });
+  return {
+    kind: "retry",
+    error: toWire(error, { op: "verify pack", subject: key, exit: EXIT.store }),
+    lookFirst: true,
+  };
+}
+
+function spoiled(subject: string, message: string): RunError {
+  return new RunError({ op: "read spool file", subject, message, exit: EXIT.integrity });
+}

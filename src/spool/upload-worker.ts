@@ -1,0 +1,80 @@
+import { parentPort, workerData } from "node:worker_threads";
+import { EXIT } from "../base/errors.ts";
+import { openStore } from "../store/open.ts";
+import type { Store, StoreSpec } from "../store/store.ts";
+import { toWire } from "./error-wire.ts";
+import { UPLOADS_MAX } from "./limiter.ts";
+import { meterStore, type RequestSample } from "./metered-store.ts";
+import { type AttemptResult, type UploadJob, uploadPack } from "./upload-pack.ts";
+
+/** Thread entry: makes attempts at packs, several at a time, each exactly as uploadPack; decides nothing else. */
+
+export interface UploadWorkerData {
+  spec: StoreSpec;
+}
+
+export type ToUploadWorker =
+  | {
+      kind: "upload";
+      id: number;
+      job: UploadJob;
+      buffer: SharedArrayBuffer;
+      /** A higher number than before: read the credentials anew first. */
+      generation: number;
+    }
+  | { kind: "abort"; id: number };
+
+export interface FromUploadWorker {
+  id: number;
+  result: AttemptResult;
+  requests: RequestSample[];
+}
+
+const { spec } = workerData as UploadWorkerData;
+const nowMs = () => performance.now();
+const aborts = new Map<number, AbortController>();
+
+let opened: { store: Promise<Store>; generation: number } | null = null;
+
+parentPort!.on("message", (message: ToUploadWorker) => {
+  if (message.kind === "abort") aborts.get(message.id)?.abort();
+  else void attempt(message);
+});
+
+async function attempt({ id, job, buffer, generation }: ToUploadWorker & { kind: "upload" }): Promise<void> {
+  const abort = new AbortController();
+  aborts.set(id, abort);
+  const requests: RequestSample[] = [];
+  let result: AttemptResult;
+  try {
+    const store = meterStore(await openAt(generation), (sample) => requests.push(sample), nowMs);
+    result = await uploadPack(job, { store, buffer: Buffer.from(buffer), signal: abort.signal, nowMs });
+  } catch (error) {
+    // uploadPack answers every failure; what arrives here is a store that cannot even be opened.
+    const wire = toWire(error, { op: "open store", subject: job.path, exit: EXIT.store });
+    const outcome =
+      wire.remedy === "retry"
+        ? ({ kind: "retry", error: wire, lookFirst: job.lookFirst } as const)
+        : ({ kind: "blocked", scope: "store", error: wire } as const);
+    result = { outcome, seconds: { disk: 0, upload: 0, verify: 0 }, uploadedBytes: 0 };
+  }
+  aborts.delete(id);
+  parentPort!.postMessage({ id, result, requests } satisfies FromUploadWorker);
+}
+
+/** The thread's store, opened by the first attempt; one that could not be opened is tried anew by the next. */
+async function openAt(generation: number): Promise<Store> {
+  opened ??= {
+    store: (async () => openStore(spec, { sockets: UPLOADS_MAX }))(),
+    generation,
+  };
+  const { store, generation: credentialsOf } = opened;
+  opened.generation = Math.max(generation, credentialsOf);
+  try {
+    if (generation > credentialsOf) await (await store).reloadCredentials();
+    return await store;
+  } catch (error) {
+    if (opened?.store === store) opened = null;
+    throw error;
+  }
+}

@@ -1,0 +1,643 @@
+import { availableParallelism } from "node:os";
+import { Worker } from "node:worker_threads";
+import { fullJitterMs } from "../base/backoff.ts";
+import { describeError, EXIT, type ExitCode, RunError } from "../base/errors.ts";
+import type { Log } from "../base/log.ts";
+import type { StageSeconds } from "../base/stage.ts";
+import type { StoreErrorKind, StoreSpec, StoreTraits } from "../store/store.ts";
+import { BufferPool } from "./buffer-pool.ts";
+import { type ErrorWire, fromWire, toWire } from "./error-wire.ts";
+import { workerUrl } from "./files-client.ts";
+import { Latency } from "./latency.ts";
+import { Limiter, UPLOADS_MAX } from "./limiter.ts";
+import type { RequestSample } from "./metered-store.ts";
+import type { PackExpectation } from "./pack-check.ts";
+import { describeDisk, type ReadyPack, type Spool } from "./spool.ts";
+import type { AttemptOutcome, AttemptResult } from "./upload-pack.ts";
+import type { FromUploadWorker, ToUploadWorker, UploadWorkerData } from "./upload-worker.ts";
+
+export type Uploads = "auto" | number;
+
+const UPLOADS_START = 8;
+
+export interface UploaderOptions {
+  spool: Spool;
+  spec: StoreSpec;
+  traits: StoreTraits;
+  /** Connections: found by trying, or told. 1 to 1,000. */
+  uploads: Uploads;
+  /** Memory for packs in flight over all threads; one larger pack travels alone. */
+  inflightBytes: number;
+  /** Threads. Default: cores, at most 4. */
+  threads?: number;
+  log: Log;
+  /** Monotonic. */
+  nowMs: () => number;
+  random: () => number;
+  onEvent: (event: UploaderEvent) => void;
+  /** How often a blocked store or pack is tried again. Default 60,000. */
+  reprobeMs?: number;
+  /** Delays between attempts while the store is down or answers errors. */
+  backoff?: { baseMs: number; capMs: number };
+}
+
+export type UploaderEvent =
+  /** The store accepted the bytes; not yet verified. */
+  | { kind: "uploaded"; batch: number; bytes: number }
+  /** Verified by a separate request, file deleted, room given back. `already`: another whole pack was there. */
+  | { kind: "committed"; batch: number; bytes: number; how: "created" | "ours" | "already" }
+  /** The file is spoiled (in quarantine/ now) or gone: the batch must be computed again. */
+  | { kind: "requeue"; batch: number; reason: string }
+  /** A person is needed: by the store (`batch` null) or by one key (the others go on). Tried again by itself. */
+  | { kind: "blocked"; batch: number | null; reason: string; action: string | null; exit: ExitCode }
+  | { kind: "unblocked"; batch: number | null }
+  /** The store does not answer; tried again by itself, one pack at a time. */
+  | { kind: "down"; reason: string }
+  | { kind: "up" }
+  | { kind: "retry"; batch: number; reason: string; delayMs: number }
+  | { kind: "throttled"; limit: number }
+  /** Cannot go on (exit identity, disk): stop the run. Files are kept. */
+  | { kind: "failed"; error: RunError };
+
+export interface UploaderStats {
+  /** Packs handed over and not yet committed, those in flight and stuck included. */
+  queue: number;
+  inflight: number;
+  inflightBytes: number;
+  limit: number;
+  uploads: Uploads;
+  uploadedBytes: number;
+  committedBytes: number;
+  committed: number;
+  retries: number;
+  throttled: number;
+  /** PUTs that had succeeded though their answer was lost. */
+  lostResponses: number;
+  /** Verifications that did not find what was sent. */
+  verifyFailures: number;
+  /** Of PUTs, over the newest 512. */
+  putP50Ms: number | null;
+  putP95Ms: number | null;
+  /** Seconds over all connections; `disk` is reading and deleting, blocked while engines wait for room. */
+  stages: { disk: StageSeconds; upload: StageSeconds; verify: StageSeconds };
+  requests: { op: RequestSample["op"]; outcome: RequestSample["outcome"]; count: number }[];
+  retryReasons: { reason: string; count: number }[];
+  requestSeconds: ReturnType<Latency["histogram"]>;
+  health: "ok" | "down" | "blocked";
+  /** Batches whose key needs a person. */
+  stuck: number[];
+}
+
+interface Entry {
+  pack: ReadyPack;
+  expected: PackExpectation;
+  /** Attempts made. */
+  attempts: number;
+  /** Failures in a row, what the delay grows by. */
+  failures: number;
+  lookFirst: boolean;
+  notBeforeMs: number;
+  /** stuck: its key in the store needs a person. leaving: its spoiled file is being moved aside. */
+  state: "waiting" | "flying" | "stuck" | "leaving";
+  toldStuck: boolean;
+}
+
+interface Flight {
+  entry: Entry;
+  thread: Thread;
+  buffer: SharedArrayBuffer;
+  isProbe: boolean;
+}
+
+interface Thread {
+  worker: Worker;
+  flights: Set<number>;
+}
+
+/** While the store does not serve us, one attempt at a time finds out when it does again. */
+interface Gate {
+  kind: "down" | "blocked";
+  reason: string;
+  failures: number;
+  notBeforeMs: number;
+}
+
+/** So many failures in a row, over all packs, mean that it is the store and not one request. */
+const DOWN_AFTER_FAILURES = 3;
+const THREAD_DEATHS_MAX = 5;
+
+/**
+ * Takes packs from ready/ to the store: upload, verify, evict, each step only after the one before it is proven.
+ * Decides here, on the main thread, what is tried when; the threads only make attempts. It never gives up on a pack:
+ * whatever happens the file stays until its object is verified, and the caller decides how long to wait.
+ */
+export class Uploader {
+  readonly #options: Required<UploaderOptions>;
+  readonly #entries = new Map<number, Entry>();
+  readonly #flights = new Map<number, Flight>();
+  readonly #threads: Thread[] = [];
+  readonly #pool: BufferPool;
+  readonly #puts = new Latency();
+  readonly #requests = new Latency();
+  readonly #requestCounts = new Map<string, number>();
+  readonly #retryReasons = new Map<string, number>();
+  readonly #stages = { disk: stageSeconds(), upload: stageSeconds(), verify: stageSeconds() };
+  readonly #totals = {
+    uploadedBytes: 0,
+    committedBytes: 0,
+    committed: 0,
+    retries: 0,
+    throttled: 0,
+    lostResponses: 0,
+    verifyFailures: 0,
+  };
+  #limiter: Limiter;
+  #uploads: Uploads;
+  #gate: Gate | null = null;
+  #failuresInARow = 0;
+  #notBeforeMs = 0;
+  #generation = 0;
+  #nextId = 0;
+  #threadDeaths = 0;
+  #timer: NodeJS.Timeout | null = null;
+  #accountedMs: number;
+  #changed: (() => void)[] = [];
+  #events: UploaderEvent[] = [];
+  #closed = false;
+
+  constructor(options: UploaderOptions) {
+    this.#options = {
+      threads: Math.min(4, availableParallelism()),
+      reprobeMs: 60_000,
+      backoff: { baseMs: 250, capMs: 10_000 },
+      ...options,
+    };
+    this.#pool = new BufferPool(options.inflightBytes);
+    this.#uploads = checkUploads(options.uploads);
+    this.#limiter = limiterFor(options.uploads);
+    this.#accountedMs = options.nowMs();
+    for (let i = 0; i < this.#options.threads; i += 1) this.#startThread();
+  }
+
+  /**
+   * Takes over a pack in ready/. `lookFirst`: it may be in the store already (found at the start, a resumed run).
+   * Each batch once: throws a plain Error where it is here already.
+   */
+  enqueue(pack: ReadyPack, expected: PackExpectation, options: { lookFirst?: boolean } = {}): void {
+    if (this.#entries.has(pack.batch)) throw new Error(`batch ${pack.batch} is being uploaded already`);
+    this.#entries.set(pack.batch, {
+      pack,
+      expected,
+      attempts: 0,
+      failures: 0,
+      lookFirst: options.lookFirst ?? false,
+      notBeforeMs: 0,
+      state: "waiting",
+      toldStuck: false,
+    });
+    this.#launch();
+  }
+
+  /** Of the living run: packs in flight are not disturbed. Throws a usage error for a number out of range. */
+  setLimits(limits: { uploads?: Uploads; inflightBytes?: number }): void {
+    if (limits.uploads !== undefined) {
+      this.#uploads = checkUploads(limits.uploads);
+      this.#account();
+      this.#limiter = limiterFor(limits.uploads, this.#limiter.limit);
+    }
+    if (limits.inflightBytes !== undefined) this.#pool.bytesMax = limits.inflightBytes;
+    this.#launch();
+  }
+
+  /** Resolves when every pack is committed or stuck at its key. Rejects with the signal's reason. */
+  async idle(signal?: AbortSignal): Promise<void> {
+    while (!this.#closed && [...this.#entries.values()].some(({ state }) => state !== "stuck")) {
+      await this.#change(signal);
+    }
+  }
+
+  /**
+   * For a graceful stop: goes on until all is committed, nothing can move (the store is down or blocked), or the
+   * deadline, whichever is first; then aborts what is in flight. Returns the number of packs left in ready/.
+   */
+  async drain(options: { deadlineMs: number }): Promise<{ left: number }> {
+    const deadline = AbortSignal.timeout(options.deadlineMs);
+    try {
+      while (this.#entries.size > 0 && (this.#flights.size > 0 || (!this.#gate && this.#waiting() > 0))) {
+        await this.#change(deadline);
+      }
+    } catch {
+      // The deadline: what is not committed by now stays in ready/.
+    }
+    await this.close();
+    return { left: this.#entries.size };
+  }
+
+  /** Aborts what is in flight and ends the threads. Files stay in ready/ unless their object was verified. */
+  async close(): Promise<void> {
+    this.#closed = true;
+    if (this.#timer) clearTimeout(this.#timer);
+    for (const [id, { thread }] of this.#flights) {
+      thread.worker.postMessage({ kind: "abort", id } satisfies ToUploadWorker);
+    }
+    // An attempt may be at its unlink: its answer is worth a moment, so that the spool's ledger stays right.
+    const patience = AbortSignal.timeout(2_000);
+    try {
+      while (this.#flights.size > 0) await this.#change(patience);
+    } catch {
+      // The thread hangs in a request or a file call: ending it is safe at any point.
+    }
+    await Promise.all(this.#threads.map(({ worker }) => worker.terminate()));
+    for (const wake of this.#changed.splice(0)) wake();
+  }
+
+  stats(): UploaderStats {
+    this.#account();
+    const disk = { ...this.#stages.disk, blocked: this.#options.spool.usage().waitedSeconds };
+    return {
+      ...this.#totals,
+      queue: this.#entries.size,
+      inflight: this.#flights.size,
+      inflightBytes: this.#pool.busyBytes,
+      limit: this.#limiter.limit,
+      uploads: this.#uploads,
+      putP50Ms: this.#puts.percentileMs(0.5),
+      putP95Ms: this.#puts.percentileMs(0.95),
+      stages: { disk, upload: { ...this.#stages.upload }, verify: { ...this.#stages.verify } },
+      requests: [...this.#requestCounts].map(([name, count]) => {
+        const [op, outcome] = name.split(" ") as [RequestSample["op"], RequestSample["outcome"]];
+        return { op, outcome, count };
+      }),
+      retryReasons: [...this.#retryReasons].map(([reason, count]) => ({ reason, count })),
+      requestSeconds: this.#requests.histogram(),
+      health: this.#gate?.kind ?? "ok",
+      stuck: [...this.#entries.values()].filter((e) => e.state === "stuck").map((e) => e.pack.batch),
+    };
+  }
+
+  /** Starts whatever may start now, and sets the alarm for what may start later. */
+  #launch(): void {
+    if (this.#closed) return;
+    this.#account();
+    const nowMs = this.#options.nowMs();
+    let wakeMs = Number.POSITIVE_INFINITY;
+    for (const entry of this.#entries.values()) {
+      if (entry.state === "flying" || entry.state === "leaving") continue;
+      const gateMs = this.#gate && entry.state !== "stuck" ? this.#gate.notBeforeMs : 0;
+      const dueMs = Math.max(this.#gate ? 0 : entry.notBeforeMs, gateMs, this.#notBeforeMs);
+      if (dueMs > nowMs) {
+        wakeMs = Math.min(wakeMs, dueMs);
+        continue;
+      }
+      if (this.#gate && (entry.state === "stuck" || this.#isProbing())) continue;
+      if (this.#flights.size >= this.#limiter.limit) {
+        this.#limiter.observe(nowMs, true);
+        break;
+      }
+      const buffer = this.#pool.take(entry.expected.layout.bytes);
+      if (!buffer) break;
+      this.#start(entry, buffer);
+    }
+    if (this.#timer) clearTimeout(this.#timer);
+    this.#timer = Number.isFinite(wakeMs)
+      ? setTimeout(() => this.#launch(), Math.max(1, wakeMs - nowMs)).unref()
+      : null;
+  }
+
+  #start(entry: Entry, buffer: SharedArrayBuffer): void {
+    const thread = this.#threads.reduce((a, b) => (b.flights.size < a.flights.size ? b : a));
+    const id = this.#nextId++;
+    const isProbe = this.#gate !== null;
+    if (this.#gate?.kind === "blocked") this.#generation += 1;
+    entry.state = "flying";
+    entry.attempts += 1;
+    this.#flights.set(id, { entry, thread, buffer, isProbe });
+    thread.flights.add(id);
+    thread.worker.postMessage({
+      kind: "upload",
+      id,
+      job: {
+        batch: entry.pack.batch,
+        path: entry.pack.path,
+        expected: entry.expected,
+        traits: this.#options.traits,
+        lookFirst: entry.lookFirst || isProbe,
+      },
+      buffer,
+      generation: this.#generation,
+    } satisfies ToUploadWorker);
+  }
+
+  #land(id: number, result: AttemptResult, requests: readonly RequestSample[]): void {
+    const flight = this.#flights.get(id);
+    if (!flight) return;
+    this.#account();
+    this.#flights.delete(id);
+    flight.thread.flights.delete(id);
+    this.#pool.give(flight.buffer);
+    for (const request of requests) this.#count(request);
+    const { disk, upload, verify } = result.seconds;
+    this.#stages.disk.busy += disk;
+    this.#stages.upload.busy += upload;
+    this.#stages.verify.busy += verify;
+    this.#stages.verify.starved += disk + upload;
+    if (result.uploadedBytes > 0) {
+      this.#totals.uploadedBytes += result.uploadedBytes;
+      this.#emit({ kind: "uploaded", batch: flight.entry.pack.batch, bytes: result.uploadedBytes });
+    }
+    this.#settle(flight, result.outcome);
+    this.#told();
+  }
+
+  /** Listeners hear of a change only when it is complete: they may call back. */
+  #told(): void {
+    for (const event of this.#events.splice(0)) this.#options.onEvent(event);
+    this.#launch();
+    for (const wake of this.#changed.splice(0)) wake();
+  }
+
+  #settle({ entry, isProbe }: Flight, outcome: AttemptOutcome): void {
+    const { batch, bytes } = entry.pack;
+    const { spool, log } = this.#options;
+    switch (outcome.kind) {
+      case "committed": {
+        this.#served(isProbe);
+        this.#entries.delete(batch);
+        spool.evicted(batch);
+        this.#limiter.completed(this.#options.nowMs(), bytes);
+        this.#totals.committed += 1;
+        this.#totals.committedBytes += bytes;
+        if (outcome.how === "ours" && entry.attempts > 1) this.#totals.lostResponses += 1;
+        if (outcome.how === "already") log.info("upload.already", { batch });
+        if (entry.toldStuck) this.#emit({ kind: "unblocked", batch });
+        this.#emit({ kind: "committed", batch, bytes, how: outcome.how });
+        return;
+      }
+      case "spoiled":
+        entry.state = "leaving";
+        log.warn("upload.spoiled", { batch, reason: outcome.reason });
+        spool.quarantine(batch).then(
+          () => this.#requeue(batch, outcome.reason),
+          (error: unknown) => this.#fail(entry, error),
+        );
+        return;
+      case "vanished":
+        spool.evicted(batch);
+        this.#requeue(batch, "its file is gone from the spool");
+        return;
+      case "retry":
+        this.#retry(entry, outcome.error, outcome.lookFirst, isProbe);
+        return;
+      case "blocked":
+        entry.lookFirst = true;
+        if (outcome.scope === "pack") this.#stick(entry, outcome.error, isProbe);
+        else this.#block(entry, outcome.error);
+        return;
+      case "fatal":
+        this.#fail(entry, fromWire(outcome.error));
+    }
+  }
+
+  #requeue(batch: number, reason: string): void {
+    this.#entries.delete(batch);
+    this.#emit({ kind: "requeue", batch, reason });
+    this.#told();
+  }
+
+  #fail(entry: Entry, cause: unknown): void {
+    const { batch, path } = entry.pack;
+    const error = describeDisk(cause, path);
+    entry.state = "stuck";
+    entry.notBeforeMs = Number.POSITIVE_INFINITY;
+    this.#options.log.error("upload.failed", { batch, reason: describeError(error) });
+    this.#emit({
+      kind: "failed",
+      error:
+        error instanceof RunError
+          ? error
+          : fromWire(toWire(error, { op: "upload pack", subject: path, exit: EXIT.bug })),
+    });
+    this.#told();
+  }
+
+  #retry(entry: Entry, error: ErrorWire, lookFirst: boolean, isProbe: boolean): void {
+    const { backoff, random, nowMs, log } = this.#options;
+    const kind: StoreErrorKind | "disk" = error.store?.kind ?? "disk";
+    entry.lookFirst = lookFirst;
+    entry.state = "waiting";
+    if (this.#closed) return;
+    this.#totals.retries += 1;
+    if (kind === "corrupt-answer") this.#totals.verifyFailures += 1;
+    this.#retryReasons.set(kind, (this.#retryReasons.get(kind) ?? 0) + 1);
+    const retryAfterMs = error.store?.retryAfterMs ?? 0;
+    const delayMs = Math.max(retryAfterMs, fullJitterMs(entry.failures, { ...backoff, random }));
+    entry.failures += 1;
+    entry.notBeforeMs = nowMs() + delayMs;
+    if (retryAfterMs > 0) this.#notBeforeMs = Math.max(this.#notBeforeMs, nowMs() + retryAfterMs);
+    const batch = entry.pack.batch;
+    log.debug("upload.retry", {
+      batch,
+      reason: error.message,
+      kind,
+      delay_ms: Math.round(delayMs),
+      status: error.store?.status ?? null,
+      code: error.store?.code ?? null,
+      request_id: error.store?.requestId ?? null,
+    });
+    this.#emit({ kind: "retry", batch, reason: error.message, delayMs });
+
+    if (kind === "throttled") {
+      this.#totals.throttled += 1;
+      this.#limiter.throttled(nowMs());
+      this.#emit({ kind: "throttled", limit: this.#limiter.limit });
+      return;
+    }
+    if (kind === "disk") return;
+    this.#failuresInARow += 1;
+    if (this.#gate?.kind === "blocked") {
+      // The probe met a store that is down: keep asking at the blocked pace.
+      if (isProbe) this.#gate.notBeforeMs = nowMs() + this.#options.reprobeMs;
+    } else if (this.#gate) {
+      if (!isProbe) return;
+      this.#gate.failures += 1;
+      this.#gate.notBeforeMs = nowMs() + this.#gateDelayMs(this.#gate.failures);
+    } else if (this.#failuresInARow >= DOWN_AFTER_FAILURES) {
+      this.#gate = {
+        kind: "down",
+        reason: error.message,
+        failures: 0,
+        notBeforeMs: nowMs() + this.#gateDelayMs(0),
+      };
+      log.warn("upload.store-down", { reason: error.message });
+      this.#emit({ kind: "down", reason: error.message });
+    }
+  }
+
+  /** At least half the step: a store that is coming back is not to be met by everyone's zero delays. */
+  #gateDelayMs(failures: number): number {
+    const { baseMs, capMs } = this.#options.backoff;
+    return Math.min(capMs, baseMs * 2 ** failures) * (0.5 + this.#options.random() / 2);
+  }
+
+  #block(entry: Entry, error: ErrorWire): void {
+    entry.state = "waiting";
+    const { nowMs, reprobeMs, log } = this.#options;
+    const isNews = this.#gate?.kind !== "blocked" || this.#gate.reason !== error.message;
+    this.#gate = { kind: "blocked", reason: error.message, failures: 0, notBeforeMs: nowMs() + reprobeMs };
+    if (!isNews) return;
+    log.error("upload.blocked", { reason: error.message, action: error.hint ?? null });
+    this.#emit({
+      kind: "blocked",
+      batch: null,
+      reason: error.message,
+      action: error.hint ?? null,
+      exit: error.exit,
+    });
+  }
+
+  #stick(entry: Entry, error: ErrorWire, isProbe: boolean): void {
+    const { nowMs, reprobeMs, log } = this.#options;
+    this.#served(isProbe);
+    this.#totals.verifyFailures += 1;
+    entry.state = "stuck";
+    entry.notBeforeMs = nowMs() + reprobeMs;
+    if (entry.toldStuck) return;
+    entry.toldStuck = true;
+    log.error("upload.blocked", { batch: entry.pack.batch, reason: error.message });
+    this.#emit({
+      kind: "blocked",
+      batch: entry.pack.batch,
+      reason: error.message,
+      action: error.hint ?? null,
+      exit: error.exit,
+    });
+  }
+
+  /** The store did something for us. What began before it blocked us proves nothing about it now. */
+  #served(isProbe: boolean): void {
+    this.#failuresInARow = 0;
+    const gate = this.#gate;
+    if (!gate || (gate.kind === "blocked" && !isProbe)) return;
+    this.#gate = null;
+    // What failed because of the gate's cause need not sit out its own delay.
+    for (const entry of this.#entries.values()) if (entry.state === "waiting") entry.notBeforeMs = 0;
+    this.#options.log.info("upload.store-back", { was: gate.kind });
+    this.#emit(gate.kind === "blocked" ? { kind: "unblocked", batch: null } : { kind: "up" });
+  }
+
+  #startThread(): void {
+    const worker = new Worker(workerUrl("upload-worker"), {
+      workerData: { spec: this.#options.spec } satisfies UploadWorkerData,
+    });
+    const thread: Thread = { worker, flights: new Set() };
+    this.#threads.push(thread);
+    let reason = "the thread ended";
+    worker.on("message", ({ id, result, requests }: FromUploadWorker) => {
+      this.#threadDeaths = 0;
+      this.#land(id, result, requests);
+    });
+    worker.on("error", (error) => {
+      reason = error instanceof Error ? error.message : String(error);
+    });
+    worker.on("exit", () => this.#buryThread(thread, reason));
+  }
+
+  /** Its packs are tried again by another thread: the store may have any of them. */
+  #buryThread(thread: Thread, reason: string): void {
+    this.#threads.splice(this.#threads.indexOf(thread), 1);
+    if (!this.#closed) {
+      this.#threadDeaths += 1;
+      this.#options.log.error("upload.thread-died", { reason, packs: thread.flights.size });
+      if (this.#threadDeaths > THREAD_DEATHS_MAX) {
+        const error = new RunError({
+          op: "upload packs",
+          subject: "upload threads",
+          message: `${this.#threadDeaths} upload threads died one after the other: ${reason}`,
+          safe: "packs in ready/ and in the store are not harmed",
+          exit: EXIT.bug,
+        });
+        this.#closed = true;
+        this.#emit({ kind: "failed", error });
+        this.#told();
+      } else this.#startThread();
+    }
+    const context = { op: "upload pack", subject: "upload thread", exit: EXIT.bug } as const;
+    for (const id of [...thread.flights]) {
+      const error = toWire(new Error(`an upload thread died: ${reason}`), context);
+      this.#land(
+        id,
+        {
+          outcome: { kind: "retry", error, lookFirst: true },
+          seconds: { disk: 0, upload: 0, verify: 0 },
+          uploadedBytes: 0,
+        },
+        [],
+      );
+    }
+  }
+
+  #count(request: RequestSample): void {
+    const name = `${request.op} ${request.outcome}`;
+    this.#requestCounts.set(name, (this.#requestCounts.get(name) ?? 0) + 1);
+    this.#requests.add(request.seconds);
+    if (request.op === "put") this.#puts.add(request.seconds);
+  }
+
+  /** Idle connections since the last look: starved of packs, or blocked by the store, its limit or our memory. */
+  #account(): void {
+    const nowMs = this.#options.nowMs();
+    const idle = Math.max(0, this.#limiter.limit - this.#flights.size);
+    const seconds = (idle * (nowMs - this.#accountedMs)) / 1000;
+    this.#accountedMs = nowMs;
+    this.#stages.upload[this.#waiting() > 0 ? "blocked" : "starved"] += seconds;
+  }
+
+  #waiting(): number {
+    let waiting = 0;
+    for (const { state } of this.#entries.values()) if (state === "waiting") waiting += 1;
+    return waiting;
+  }
+
+  #isProbing(): boolean {
+    for (const { isProbe } of this.#flights.values()) if (isProbe) return true;
+    return false;
+  }
+
+  /** Resolves after the next pack has landed. */
+  #change(signal?: AbortSignal): Promise<void> {
+    return new Promise((resolve, reject) => {
+      if (signal?.aborted) return reject(signal.reason);
+      const onAbort = () => reject(signal!.reason);
+      signal?.addEventListener("abort", onAbort, { once: true });
+      this.#changed.push(() => {
+        signal?.removeEventListener("abort", onAbort);
+        resolve();
+      });
+    });
+  }
+
+  #emit(event: UploaderEvent): void {
+    this.#events.push(event);
+  }
+}
+
+function limiterFor(uploads: Uploads, limitNow?: number): Limiter {
+  return uploads === "auto"
+    ? new Limiter({ auto: true, start: limitNow ?? UPLOADS_START, max: UPLOADS_MAX })
+    : new Limiter({ auto: false, start: uploads, max: uploads });
+}
+
+function checkUploads(uploads: Uploads): Uploads {
+  if (uploads === "auto" || (Number.isInteger(uploads) && uploads >= 1 && uploads <= UPLOADS_MAX))
+    return uploads;
+  throw new RunError({
+    op: "read setting",
+    subject: "uploads",
+    message: `expected "auto" or a whole number from 1 to ${UPLOADS_MAX}, found ${uploads}`,
+    exit: EXIT.usage,
+  });
+}
+
+function stageSeconds(): StageSeconds {
+  return { busy: 0, starved: 0, blocked: 0 };
+}
