@@ -1,30 +1,49 @@
-import { fullJitterMs, sleep } from "../base/backoff.ts";
 import { RunError } from "../base/errors.ts";
-import { openStore as openSpec } from "../store/open.ts";
-import type { Store, StoreSpec } from "../store/store.ts";
+import { makeLog } from "../base/log.ts";
+import { openStore } from "../store/open.ts";
+import { withRetries } from "../store/retry.ts";
+import type { OpenedStore, StoreSpec } from "../store/store.ts";
+import { type Io, say } from "./io.ts";
 
-/** Opens the store for the time of `use`, and closes it whatever happens. */
-export async function withStore<T>(spec: StoreSpec, use: (store: Store) => Promise<T>): Promise<T> {
-  const store = await openSpec(spec);
+/** A person waits for these verbs: after so long they want the error, not another try. */
+const RETRY_MS_MAX = 20_000;
+
+/** Opens the store for the time of `use`, reading with retries, and closes it whatever happens. */
+export async function withStore<T>(
+  spec: StoreSpec,
+  io: Io,
+  use: (store: OpenedStore) => Promise<T>,
+): Promise<T> {
+  const store = await openStore(spec);
   try {
-    return await use(store);
+    return await use(patient(store, io));
   } finally {
     store.close();
   }
 }
 
-/**
- * Repeats a look at the store where the failure passes by itself. For verbs that a person waits for: a few tries,
- * then the error.
- */
-export async function patiently<T>(call: () => Promise<T>, signal: AbortSignal): Promise<T> {
-  for (let attempt = 0; ; attempt += 1) {
-    try {
-      return await call();
-    } catch (error) {
-      const passes = error instanceof RunError && error.remedy === "retry";
-      if (!passes || attempt >= 3 || signal.aborted) throw error;
-      await sleep(fullJitterMs(attempt, { baseMs: 200, capMs: 2_000, random: Math.random }), signal);
-    }
-  }
+/** The same store, whose single reads are tried again where the failure passes by itself. */
+function patient(store: OpenedStore, io: Io): OpenedStore {
+  const log = makeLog([], Date.now);
+  const again = <T>(attempt: () => Promise<T>, signal: AbortSignal | undefined) =>
+    withRetries(attempt, {
+      signal,
+      deadlineMs: RETRY_MS_MAX,
+      log,
+      random: Math.random,
+      onRetry: (error: RunError) => say(io, `the store: ${error.message}; trying again`),
+    });
+  return new Proxy(store, {
+    get(target, property) {
+      if (property === "head") {
+        return (key: string, signal?: AbortSignal) => again(() => target.head(key, signal), signal);
+      }
+      if (property === "get") {
+        return (...[key, range, signal]: Parameters<OpenedStore["get"]>) =>
+          again(() => target.get(key, range, signal), signal);
+      }
+      const value = Reflect.get(target, property, target);
+      return typeof value === "function" ? value.bind(target) : value;
+    },
+  });
 }

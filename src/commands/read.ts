@@ -32,7 +32,7 @@ export const read: VerbSpec = {
     const { io, args, options, json } = call;
     const row = parseRow(args[1]!);
     const place = runPlace(call, args[0]);
-    const { run, found } = await withStore(place.spec, async (store) => {
+    const { run, found } = await withStore(place.spec, io, async (store) => {
       const run = await loadStoredRun(store, { cacheDirectory: null, signal: io.signal });
       return { run, found: await readSample(store, run, row, { check: options.check === true, signal: io.signal }) };
     });

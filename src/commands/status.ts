@@ -91,7 +91,7 @@ function deadHere({ status: document, look: directory }: Standing): StatusDocume
 }
 
 async function fromStore(place: RunPlace, here: StatusDocument | null, io: Io): Promise<Found> {
-  const stored = await withStore(place.spec, (store) => readStoredStatus(store, io.signal));
+  const stored = await withStore(place.spec, io, (store) => readStoredStatus(store, io.signal));
   const parts = stored.heartbeats.map((heartbeat) => {
     const { document } = heartbeat;
     // What this machine knows of its own part is newer than its last heartbeat.

@@ -1,4 +1,4 @@
-import { batchBytes, batchCount, batchTokens, plannedPackBytes } from "../plan/plan.ts";
+import { batchBytes, batchCount, batchTokens } from "../plan/plan.ts";
 import { readRunRecord } from "../run/record.ts";
 import { listHoldings } from "../run/remaining.ts";
 import { StatusDocument } from "../run/status.ts";
@@ -29,7 +29,7 @@ export async function readStoredStatus(store: Store, signal: AbortSignal): Promi
   const { plan, record } = await loadStoredRun(store, { cacheDirectory: null, signal });
   const holdings = await listHoldings(store, {
     batches: batchCount(plan),
-    plannedBytes: (batch) => plannedPackBytes(plan, batch),
+    plannedBytes: (batch) => batchBytes(plan, batch),
     signal,
   });
   const counts: StoredCounts = { batches: 0, samples: 0, tokens: 0, bytes: 0 };

@@ -31,7 +31,7 @@ export const verify: VerbSpec = {
     const { io, options, json } = call;
     const place = runPlace(call);
     const sampled = options.sample === undefined ? 0 : share.parse(String(options.sample), "--sample", "");
-    const report = await withStore(place.spec, async (store) => {
+    const report = await withStore(place.spec, io, async (store) => {
       const run = await loadStoredRun(store, { cacheDirectory: null, signal: io.signal });
       return auditRun(store, run, {
         share: options.deep === true ? 1 : sampled,

@@ -48,6 +48,8 @@ export type DetachOutcome =
 export async function waitForFirstCommit(options: {
   directory: string;
   sinceMs: number;
+  /** Whether the keeper was started after `sinceMs`; else one that stands since earlier is waited with. */
+  ownKeeper: boolean;
   nowMs: () => number;
   onStatus: (status: StatusFields) => void;
   signal?: AbortSignal;
@@ -56,7 +58,7 @@ export async function waitForFirstCommit(options: {
   const since = new Date(sinceMs).toISOString();
   for (;;) {
     const keeper = readRecord(join(directory, FILES.keeper), KeeperRecord);
-    const ours = keeper && keeper.startedAt >= since ? keeper : null;
+    const ours = keeper && (!options.ownKeeper || keeper.startedAt >= since) ? keeper : null;
     const status = readStatusFile(directory);
     if (status && status.generated_at >= since) {
       options.onStatus(status);

@@ -1,12 +1,14 @@
 import { brotliDecompressSync, crc32, gunzipSync } from "node:zlib";
 import * as zlib from "node:zlib";
-import type { ColumnMetaData, CompressionCodec, Encoding, PageHeader } from "hyparquet/src/types.js";
 import { parquetHeader } from "hyparquet/src/column.js";
 import { deltaBinaryUnpack } from "hyparquet/src/delta.js";
 import { byteStreamSplit } from "hyparquet/src/encoding.js";
+import { readVarInt } from "hyparquet/src/thrift.js";
+import type { ColumnMetaData, CompressionCodec, DataReader, Encoding, PageHeader } from "hyparquet/src/types.js";
 import { decompressLz4, decompressLz4Raw, decompressSnappy, decompressZstd } from "hyparquet-compressors";
 import type { FileWindow } from "./file-window.ts";
 import { type IntType, toInt32 } from "./integers.ts";
+import { HybridDecoder } from "./rle-hybrid.ts";
 
 /*
  * One column chunk of integer lists, page by page, into typed arrays: a row group may be the whole of a 2 GB file, and
@@ -17,6 +19,8 @@ import { type IntType, toInt32 } from "./integers.ts";
 /** Writers aim at 1 MiB; a page must fit in memory twice. */
 const PAGE_BYTES_MAX = 256 * 1024 * 1024;
 const HEADER_BYTES = 32 * 1024;
+/** Entries handed on at once: a page of one bit a value may hold a hundred million. */
+const SLICE_ENTRIES = 256 * 1024;
 
 /** What the pages of a list column look like, from the schema. */
 export interface ListLevels {
@@ -30,7 +34,7 @@ export interface ListLevels {
   empty: number;
 }
 
-/** One page: an entry for each value or empty list. Levels are a byte each. */
+/** A page or a slice of one: an entry for each value or empty list. Levels are a byte each. */
 export interface ListPage {
   /** [entries], 0 begins a row. */
   repetition: Uint8Array;
@@ -67,11 +71,12 @@ export async function* readListPages(
     if (header.type === "DICTIONARY_PAGE") {
       const count = header.dictionary_page_header?.num_values ?? 0;
       const bytes = decompress(body, header.uncompressed_page_size, meta.codec);
-      dictionary = decodePlain(bytes, 0, count, intTypeOf(meta));
+      dictionary = decodePlain(bytes, 0, 0, count, intTypeOf(meta));
     } else if (header.type === "DATA_PAGE" || header.type === "DATA_PAGE_V2") {
-      const page = decodePage(body, header, meta, levels, dictionary);
-      entries += page.repetition.length;
-      yield page;
+      for (const page of decodePage(body, header, meta, levels, dictionary)) {
+        entries += page.repetition.length;
+        yield page;
+      }
     }
     // Index pages and kinds to come are skipped, as the format asks.
   }
@@ -90,90 +95,141 @@ interface Decoded {
   misfit: number;
 }
 
-function decodePage(
+/** A page's levels and values, some entries at a time. */
+function* decodePage(
   body: Uint8Array,
   header: PageHeader,
   meta: ColumnMetaData,
   levels: ListLevels,
   dictionary: Decoded | null,
-): ListPage {
+): Generator<ListPage> {
   const v1 = header.data_page_header;
   const v2 = header.data_page_header_v2;
   const entries = (v1 ?? v2)?.num_values ?? -1;
-  // An entry costs at least one bit run somewhere, but a run may be long: bound by the page cap instead.
-  if (!(entries >= 0 && entries <= PAGE_BYTES_MAX)) throw new Error("a page without a sane count of values");
-  const repetition = new Uint8Array(entries);
-  const definition = new Uint8Array(entries);
+  if (!(entries >= 0)) throw new Error("a data page without its count of values");
   const definitionBits = 32 - Math.clz32(levels.value);
   let bytes: Uint8Array;
-  let at = 0;
+  let repetitions: HybridDecoder;
+  let definitions: HybridDecoder;
+  let valuesAt = 0;
   if (v1) {
     bytes = decompress(body, header.uncompressed_page_size, meta.codec);
-    at = readSizedLevels(bytes, at, 1, repetition);
-    at = readSizedLevels(bytes, at, definitionBits, definition);
+    const definitionAt = sizedEnd(bytes, 0);
+    valuesAt = sizedEnd(bytes, definitionAt);
+    repetitions = new HybridDecoder(bytes, 4, definitionAt, 1);
+    definitions = new HybridDecoder(bytes, definitionAt + 4, valuesAt, definitionBits);
   } else if (v2) {
-    const repetitionBytes = v2.repetition_levels_byte_length;
-    const levelBytes = repetitionBytes + v2.definition_levels_byte_length;
-    if (!(repetitionBytes >= 0 && levelBytes >= repetitionBytes && levelBytes <= body.length)) {
-      throw new Error("levels lie outside their page");
-    }
-    decodeHybrid(body, 0, repetitionBytes, 1, repetition);
-    decodeHybrid(body, repetitionBytes, levelBytes, definitionBits, definition);
+    const definitionAt = v2.repetition_levels_byte_length;
+    const levelBytes = definitionAt + v2.definition_levels_byte_length;
+    repetitions = new HybridDecoder(body, 0, definitionAt, 1);
+    definitions = new HybridDecoder(body, definitionAt, levelBytes, definitionBits);
     const rest = body.subarray(levelBytes);
     const plainBytes = header.uncompressed_page_size - levelBytes;
     bytes = v2.is_compressed === false || plainBytes === 0 ? rest : decompress(rest, plainBytes, meta.codec);
   } else {
     throw new Error("a data page without its header");
   }
-  let count = 0;
-  for (let i = 0; i < entries; i += 1) if (definition[i] === levels.value) count += 1;
-  const encoding = (v1 ?? v2)?.encoding;
-  return { repetition, definition, ...decodeValues(bytes, at, count, encoding, meta, dictionary) };
+  const values = valueReader(bytes, valuesAt, (v1 ?? v2)?.encoding, meta, dictionary);
+  for (let done = 0; done < entries; done += SLICE_ENTRIES) {
+    const repetition = new Uint8Array(Math.min(SLICE_ENTRIES, entries - done));
+    const definition = new Uint8Array(repetition.length);
+    repetitions.fill(repetition);
+    definitions.fill(definition);
+    let count = 0;
+    for (let i = 0; i < definition.length; i += 1) if (definition[i] === levels.value) count += 1;
+    yield { repetition, definition, ...values(count) };
+  }
 }
 
-function decodeValues(
+/** A function that decodes the page's next `count` values. */
+function valueReader(
   bytes: Uint8Array,
-  at: number,
-  count: number,
+  start: number,
   encoding: Encoding | undefined,
   meta: ColumnMetaData,
   dictionary: Decoded | null,
-): Decoded {
+): (count: number) => Decoded {
   const type = intTypeOf(meta);
-  if (count === 0) return { values: new Int32Array(0), misfit: -1 };
   switch (encoding) {
-    case "PLAIN":
-      return decodePlain(bytes, at, count, type);
+    case "PLAIN": {
+      let done = 0;
+      return (count) => {
+        const decoded = decodePlain(bytes, start, done, count, type);
+        done += count;
+        return decoded;
+      };
+    }
     case "PLAIN_DICTIONARY":
     case "RLE_DICTIONARY": {
-      if (!dictionary) throw new Error("a dictionary-encoded page before any dictionary");
-      const values = new Int32Array(count);
-      decodeHybrid(bytes, at + 1, bytes.length, bytes[at] ?? 0, values);
-      return lookUp(values, dictionary);
+      // An all-empty page may hold no values at all, not even their bit width.
+      const indices = start < bytes.length ? new HybridDecoder(bytes, start + 1, bytes.length, bytes[start]!) : null;
+      return (count) => {
+        const values = new Int32Array(count);
+        if (count === 0) return { values, misfit: -1 };
+        if (!dictionary || !indices) throw new Error("a dictionary-encoded page before any dictionary");
+        indices.fill(values);
+        return lookUp(values, dictionary);
+      };
     }
     case "RLE": {
-      // Of booleans only; a length of four bytes stands before.
-      const values = new Int32Array(count);
-      decodeHybrid(bytes, at + 4, bytes.length, 1, values);
-      return { values, misfit: -1 };
+      // Of booleans only; their length stands in four bytes before.
+      const bits = new HybridDecoder(bytes, start + 4, bytes.length, 1);
+      return (count) => {
+        const values = new Int32Array(count);
+        bits.fill(values);
+        return { values, misfit: -1 };
+      };
     }
-    case "DELTA_BINARY_PACKED": {
-      const reader = { view: new DataView(bytes.buffer, bytes.byteOffset, bytes.length), offset: at };
-      const output = type.bits === 64 ? new BigInt64Array(count) : new Int32Array(count);
-      deltaBinaryUnpack(reader, count, output);
-      return toInt32(new Uint8Array(output.buffer), type, count);
-    }
+    case "DELTA_BINARY_PACKED":
     case "BYTE_STREAM_SPLIT": {
-      const reader = { view: new DataView(bytes.buffer, bytes.byteOffset, bytes.length), offset: at };
-      const output = byteStreamSplit(reader, count, meta.type, undefined) as Int32Array | BigInt64Array;
-      return toInt32(new Uint8Array(output.buffer), type, count);
+      // At most 64 values a byte here, so hyparquet may decode the page whole.
+      const reader = { view: new DataView(bytes.buffer, bytes.byteOffset, bytes.length), offset: start };
+      let whole: Decoded | null = null;
+      let done = 0;
+      return (count) => {
+        whole ??= decodeWhole(reader, encoding, meta, type);
+        if (done + count > whole.values.length) throw new Error("a page holds fewer values than it claims");
+        const values = whole.values.subarray(done, done + count);
+        const misfit = whole.misfit >= done && whole.misfit < done + count ? whole.misfit - done : -1;
+        done += count;
+        return { values, misfit };
+      };
     }
     default:
       throw new Error(`the encoding ${encoding} is not supported for integers`);
   }
 }
 
-/** Null where a column's physical type is no integer. */
+function decodeWhole(
+  reader: DataReader,
+  encoding: "DELTA_BINARY_PACKED" | "BYTE_STREAM_SPLIT",
+  meta: ColumnMetaData,
+  type: IntType,
+): Decoded {
+  const bytesLeft = reader.view.byteLength - reader.offset;
+  let output: Int32Array | BigInt64Array;
+  if (encoding === "BYTE_STREAM_SPLIT") {
+    const count = Math.floor((bytesLeft * 8) / type.bits);
+    output = byteStreamSplit(reader, count, meta.type, undefined) as Int32Array | BigInt64Array;
+  } else {
+    const count = deltaCount(reader);
+    // A block of 128 equal deltas is a few bytes; a count beyond that is a lie.
+    if (count > bytesLeft * 128) throw new Error("a page holds fewer values than it claims");
+    output = type.bits === 64 ? new BigInt64Array(count) : new Int32Array(count);
+    if (count > 0) deltaBinaryUnpack(reader, count, output);
+  }
+  return toInt32(new Uint8Array(output.buffer), type, output.length);
+}
+
+/** The total count in a delta header (block size, miniblocks, count), leaving the reader where it is. */
+function deltaCount({ view, offset }: DataReader): number {
+  const reader = { view, offset };
+  readVarInt(reader);
+  readVarInt(reader);
+  return readVarInt(reader) >>> 0;
+}
+
+/** Throws where a column's physical type is no integer. */
 export function intTypeOf(meta: ColumnMetaData): IntType {
   switch (meta.type) {
     case "INT32":
@@ -187,11 +243,16 @@ export function intTypeOf(meta: ColumnMetaData): IntType {
   }
 }
 
-function decodePlain(bytes: Uint8Array, at: number, count: number, type: IntType): Decoded {
-  const length = Math.ceil((count * type.bits) / 8);
-  if (at + length > bytes.length) throw new Error("a page holds fewer values than it claims");
-  // A copy, since values in a page are aligned to nothing.
-  return toInt32(bytes.slice(at, at + length), type, count);
+/** Values [done, done + count) of a plain page. */
+function decodePlain(bytes: Uint8Array, start: number, done: number, count: number, type: IntType): Decoded {
+  const firstByte = Math.floor((done * type.bits) / 8);
+  const skip = done - (firstByte * 8) / type.bits;
+  const length = Math.ceil(((skip + count) * type.bits) / 8);
+  if (start + firstByte + length > bytes.length) throw new Error("a page holds fewer values than it claims");
+  // A copy, since values in a page are aligned to nothing (and not slice(): a Buffer's does not copy).
+  const raw = new Uint8Array(bytes.subarray(start + firstByte, start + firstByte + length));
+  const { values, misfit } = toInt32(raw, type, skip + count);
+  return { values: skip > 0 ? values.subarray(skip) : values, misfit };
 }
 
 function lookUp(indices: Int32Array, dictionary: Decoded): Decoded {
@@ -206,70 +267,10 @@ function lookUp(indices: Int32Array, dictionary: Decoded): Decoded {
   return { values: indices, misfit };
 }
 
-/** Levels behind their length in four bytes, as data pages of version 1 have them. Returns where they end. */
-function readSizedLevels(bytes: Uint8Array, at: number, bits: number, into: Uint8Array): number {
-  if (bits === 0) return at;
+/** Where levels end that stand behind their length in four bytes, as data pages of version 1 have them. */
+function sizedEnd(bytes: Uint8Array, at: number): number {
   if (at + 4 > bytes.length) throw new Error("levels lie outside their page");
-  const start = at + 4;
-  const end = start + new DataView(bytes.buffer, bytes.byteOffset, bytes.length).getUint32(at, true);
-  if (end > bytes.length) throw new Error("levels lie outside their page");
-  decodeHybrid(bytes, start, end, bits, into);
-  return end;
-}
-
-/** The RLE / bit-packing hybrid. Fills `into` or throws. Source: Encodings.md, "RLE = 3". */
-export function decodeHybrid(
-  bytes: Uint8Array,
-  start: number,
-  end: number,
-  bits: number,
-  into: Uint8Array | Int32Array,
-): void {
-  if (bits > 24) throw new Error(`a bit width of ${bits} is not supported`);
-  const mask = (1 << bits) - 1;
-  const valueBytes = (bits + 7) >> 3;
-  const count = into.length;
-  let filled = 0;
-  let at = start;
-  while (filled < count) {
-    let header = 0;
-    for (let shift = 0; ; shift += 7) {
-      if (at >= end || shift > 28) throw new Error("a run of values ends too early");
-      const byte = bytes[at]!;
-      at += 1;
-      header |= (byte & 0x7f) << shift;
-      if (byte < 0x80) break;
-    }
-    header >>>= 0;
-    if (header & 1) {
-      const values = Math.min((header >>> 1) * 8, count - filled);
-      if (at + Math.ceil((values * bits) / 8) > end) throw new Error("a run of values ends too early");
-      let held = 0;
-      let heldBits = 0;
-      let from = at;
-      for (const stop = filled + values; filled < stop; filled += 1) {
-        while (heldBits < bits) {
-          held |= bytes[from]! << heldBits;
-          from += 1;
-          heldBits += 8;
-        }
-        into[filled] = held & mask;
-        held >>>= bits;
-        heldBits -= bits;
-      }
-      at += (header >>> 1) * bits;
-    } else {
-      const run = Math.min(header >>> 1, count - filled);
-      if (at + valueBytes > end) throw new Error("a run of values ends too early");
-      let value = 0;
-      for (let i = 0; i < valueBytes; i += 1) value |= bytes[at + i]! << (8 * i);
-      at += valueBytes;
-      into.fill(value, filled, filled + run);
-      // A run of nothing would never end.
-      if (run === 0) throw new Error("an empty run of values");
-      filled += run;
-    }
-  }
+  return at + 4 + new DataView(bytes.buffer, bytes.byteOffset, bytes.length).getUint32(at, true);
 }
 
 /** Present from Node 22.15 on, and several times as fast as the JavaScript one. */

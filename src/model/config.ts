@@ -81,7 +81,7 @@ export function parseModelConfig(config: Json, subject: string): ModelConfig {
   const text = json.safeParse(config.text_config).data;
   const keys = new Keys(text ? { ...config, ...text } : config, subject);
   const architecture = z.tuple([z.string()], z.unknown()).safeParse(config.architectures).data?.[0];
-  if (architecture === undefined) throw keys.bad("architectures", "a list with the name of a class");
+  if (architecture === undefined) throw keys.bad("architectures", "expected a list with the name of a class");
   const family = FAMILIES[architecture];
   return {
     architecture,
@@ -184,19 +184,19 @@ class Keys {
       const value = Object.hasOwn(this.#values, name) ? this.#values[name] : undefined;
       if (value === undefined || value === null) continue;
       const parsed = type.safeParse(value);
-      if (!parsed.success) throw this.bad(name, parsed.error.issues[0]?.message ?? "another type");
+      if (!parsed.success) throw this.bad(name, parsed.error.issues[0]?.message ?? "it is of another type");
       return parsed.data;
     }
-    if (fallback === undefined) throw this.bad(names[0]!, "to be there");
+    if (fallback === undefined) throw this.bad(names[0]!, "expected it to be there");
     return fallback;
   }
 
-  bad(name: string, expected: string): RunError {
-    const found = Object.hasOwn(this.#values, name) ? JSON.stringify(this.#values[name]) : "nothing";
+  bad(name: string, problem: string): RunError {
+    const found = JSON.stringify(this.#values[name]) ?? "nothing";
     return new RunError({
       op: "read model config",
       subject: this.#subject,
-      message: `the key "${name}": expected ${expected}, found ${found.slice(0, 80)}`,
+      message: `the key "${name}": ${problem}, found ${found.slice(0, 80)}`,
       hint: "config.json must be the one that was saved with the weights: fetch the model again",
       exit: EXIT.configuration,
     });

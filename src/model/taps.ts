@@ -45,7 +45,8 @@ export function toBlocks(ids: readonly number[], options: { blocks: number; as: 
   ids.forEach((id, j) => {
     const previous = ids[j - 1];
     if (id < 0) throw usage(subject, `tap ${id} is negative`, blocks);
-    if (shift === 1 && id === 0) throw usage(subject, `id 0 in ${as} numbering is the embeddings, no block`, blocks);
+    if (shift === 1 && id === 0)
+      throw usage(subject, `id 0 in ${as} numbering is the embeddings, no block`, blocks);
     if (as === "hf" && id === blocks) {
       throw usage(subject, `index ${id} of Hugging Face's hidden states is after the final norm`, blocks);
     }
@@ -81,7 +82,9 @@ export function dflashTaps(blocks: number, draftLayers: number): number[] {
   const ids =
     draftLayers === 1
       ? [Math.floor(blocks / 2)]
-      : Array.from({ length: draftLayers }, (_, j) => roundHalfToEven(1 + (j * (blocks - 4)) / (draftLayers - 1)));
+      : Array.from({ length: draftLayers }, (_, j) =>
+          roundHalfToEven(1 + (j * (blocks - 4)) / (draftLayers - 1)),
+        );
   return toBlocks(ids, { blocks, as: "forebay" });
 }
 

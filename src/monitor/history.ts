@@ -53,9 +53,15 @@ export class History {
     return columns;
   }
 
-  /** All points, oldest first, to be kept across a restart of the supervisor: `for (p of kept) history.add(p)`. */
+  /** All points, oldest first: what `restore` takes. */
   points(): HistoryPoint[] {
     return this.#tiers.toReversed().flat();
+  }
+
+  /** Begins anew with `points` of any order (of a supervisor before this one, or of two sources). */
+  restore(points: readonly HistoryPoint[]): void {
+    for (const tier of this.#tiers) tier.length = 0;
+    for (const point of points.toSorted((a, b) => a.t - b.t)) this.add(point);
   }
 
   /** Moves points of tier `index` older than `beforeS` into the next tier, one mean a step; the last tier forgets. */
@@ -79,6 +85,15 @@ export class History {
     }
     this.#tiers[index + 1]!.push(...[...steps.values()].map(meanPoint));
   }
+}
+
+/** The way back from `since`. */
+export function pointsOf(columns: HistoryColumns): HistoryPoint[] {
+  return columns.t.map((t, i) => {
+    const point = { t } as HistoryPoint;
+    for (const field of FIELDS) point[field] = columns[field][i] ?? null;
+    return point;
+  });
 }
 
 /**

@@ -47,6 +47,10 @@ export function metadataBytesOf(numbering: TapNumbers): number {
 
 /** A reason as a pack carries it: printable ASCII that needs no JSON escape and holds no ";". */
 export function skipReasonText(reason: string, charsMax: number): string {
-  const plain = reason.replace(/[";\\]/g, "'").replace(/[^ -~]+/g, " ");
+  const plain = reason
+    .replaceAll(";", ",")
+    .replaceAll('"', "'")
+    .replaceAll("\\", "/")
+    .replace(/[^ -~]+/g, " ");
   return plain.slice(0, charsMax).trim() || "unknown";
 }

@@ -96,7 +96,7 @@ test("the header's bound holds when every sample is skipped with the longest rea
     const skips = new Map(samples.map(({ row }) => [row, reason]));
     const { bytes, layout } = makePack(batch, { ...shape, hasLossMask }, skips);
     const header = readPackHeader(bytes, "pack", layout.bytes);
-    expect(header.samples.map((s) => s.skipped)).toEqual(samples.map(() => `''' ${"x".repeat(44)}`));
+    expect(header.samples.map((s) => s.skipped)).toEqual(samples.map(() => `'/, ${"x".repeat(44)}`));
   }
 });
 

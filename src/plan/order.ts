@@ -1,29 +1,49 @@
 import { headerBytesFor, headerEntryBytes, type PackShape, sampleBytes } from "../pack/layout.ts";
 import { type RandomBelow, shuffle } from "./random.ts";
 
+/** Samples as two arrays side by side. */
+export interface SampleColumns {
+  rows: Uint32Array;
+  tokens: Uint32Array;
+}
+
 /**
- * Indices into `tokens`, longest first; equal lengths keep the order of `start`.
- * A radix sort of 16 bits a pass: ten million in about a second, and no comparison function whose stability or
- * cost depends on the engine.
+ * The samples by falling length; equal lengths keep their order.
+ * A radix sort of 16 bits a pass that reads both columns in sequence: ten million in a second or two, and no
+ * comparison function whose stability or cost depends on the engine.
  */
-export function longestFirst(tokens: Uint32Array, start: Uint32Array): Uint32Array {
+export function longestFirst(samples: SampleColumns): SampleColumns {
+  const count = samples.rows.length;
   let longest = 0;
-  for (const n of tokens) if (n > longest) longest = n;
-  let from: Uint32Array = start;
-  for (let shift = 0; shift === 0 || longest >>> shift > 0; shift += 16) {
+  for (let i = 0; i < count; i += 1) longest = Math.max(longest, samples.tokens[i]!);
+  let from = samples;
+  for (const shift of longest < 0x10000 ? [0] : [0, 16]) {
+    const to = { rows: new Uint32Array(count), tokens: new Uint32Array(count) };
+    // A longer length goes to an earlier place, so what is counted is the digit's complement.
     const places = new Uint32Array(0x10001);
-    // A longer digit goes to an earlier place: the digit's complement counts up.
-    for (const index of from) places[0x10000 - ((tokens[index]! >>> shift) & 0xffff)]! += 1;
+    for (let i = 0; i < count; i += 1) places[0x10000 - ((from.tokens[i]! >>> shift) & 0xffff)]! += 1;
     for (let place = 1; place <= 0x10000; place += 1) places[place]! += places[place - 1]!;
-    const to = new Uint32Array(from.length);
-    for (const index of from) {
-      const place = 0xffff - ((tokens[index]! >>> shift) & 0xffff);
-      to[places[place]!++] = index;
+    for (let i = 0; i < count; i += 1) {
+      const tokens = from.tokens[i]!;
+      const place = 0xffff - ((tokens >>> shift) & 0xffff);
+      const at = places[place]!;
+      places[place] = at + 1;
+      to.rows[at] = from.rows[i]!;
+      to.tokens[at] = tokens;
     }
     from = to;
-    if (shift === 16) break;
   }
   return from;
+}
+
+/** Mixes the rows of each length, in place; `samples` are in order of length. */
+export function shuffleEqualLengths({ rows, tokens }: SampleColumns, random: RandomBelow): void {
+  for (let start = 0; start < rows.length; ) {
+    let end = start + 1;
+    while (end < rows.length && tokens[end] === tokens[start]) end += 1;
+    shuffle(rows, random, start, end);
+    start = end;
+  }
 }
 
 export interface BatchBounds {
@@ -37,7 +57,7 @@ export interface BatchBounds {
  * Cuts samples, in the order given, into batches that stay within `bounds`; one that exceeds them alone makes a
  * batch alone. Returns batchStart, [batches + 1]. Sums only, no strings: this runs over every row of a plan.
  */
-export function cutBatches(rows: Uint32Array, tokens: Uint32Array, bounds: BatchBounds): Uint32Array {
+export function cutBatches({ rows, tokens }: SampleColumns, bounds: BatchBounds): Uint32Array {
   const { shape, packBytesMax, samplesMax, tokensMax } = bounds;
   const starts = new Uint32Array(rows.length + 1);
   let batches = 0;

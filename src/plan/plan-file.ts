@@ -8,7 +8,7 @@ import { type Plan, type PlanOptions, SKIP_REASONS } from "./plan.ts";
 export const PLAN_FORMAT = "forebay-plan-1";
 
 /**
- * The plan as a safetensors file. `rowsHash` is the sha256 of the rows file that it was made of, 64 hex digits.
+ * The plan as a safetensors file. `rowsHash` is the content hash of the rows file that it was made of.
  * The same plan gives the same bytes on every machine: their sha256 is part of the run's identity.
  */
 export function encodePlan(plan: Plan, rowsHash: string): Buffer {

@@ -7,8 +7,8 @@ import {
   SAMPLE_BYTES_MAX,
   sampleBytes,
 } from "../pack/layout.ts";
-import { cutBatches, longestFirst, shuffledBatches } from "./order.ts";
-import { seededRandom, shuffle } from "./random.ts";
+import { cutBatches, longestFirst, shuffledBatches, shuffleEqualLengths } from "./order.ts";
+import { seededRandom } from "./random.ts";
 
 export type PlanOrder = "shuffled" | "longest-first";
 export type LongPolicy = "skip" | "truncate";
@@ -81,21 +81,17 @@ export function makePlan({ lengths, firstRow, badRows }: PlanRows, options: Plan
     );
   }
   const random = seededRandom(options.seed);
-  const start = new Uint32Array(kept.rows.length);
-  for (let i = 0; i < start.length; i += 1) start[i] = i;
-  // Neighbours in a dataset are often alike; among equal lengths chance and not the file's order mixes them.
-  if (options.order === "shuffled") shuffle(start, random);
-  const order = longestFirst(kept.tokens, start);
-  const rows = pick(kept.rows, order);
-  const tokens = pick(kept.tokens, order);
-  const batchStart = cutBatches(rows, tokens, {
+  const samples = longestFirst(kept);
+  // Neighbours in a dataset are often alike: among equal lengths chance mixes them, not the file's order.
+  if (options.order === "shuffled") shuffleEqualLengths(samples, random);
+  const batchStart = cutBatches(samples, {
     shape: options.shape,
     packBytesMax: options.packBytesMax,
     samplesMax: BATCH_SAMPLES_MAX,
     tokensMax: BATCH_TOKENS_MAX,
   });
   const { skippedRows, skippedReasons } = kept;
-  const sorted = { options, rows, tokens, batchStart, skippedRows, skippedReasons };
+  const sorted = { options, ...samples, batchStart, skippedRows, skippedReasons };
   return options.order === "shuffled"
     ? reorder(sorted, shuffledBatches(batchStart.length - 1, random))
     : sorted;
@@ -238,19 +234,14 @@ function reorder(plan: Plan, order: Uint32Array): Plan {
   const batchStart = new Uint32Array(plan.batchStart.length);
   let at = 0;
   for (let b = 0; b < order.length; b += 1) {
-    const [start, end] = batchRange(plan, order[b]!);
-    rows.set(plan.rows.subarray(start, end), at);
-    tokens.set(plan.tokens.subarray(start, end), at);
-    at += end - start;
+    const end = plan.batchStart[order[b]! + 1]!;
+    for (let from = plan.batchStart[order[b]!]!; from < end; from += 1, at += 1) {
+      rows[at] = plan.rows[from]!;
+      tokens[at] = plan.tokens[from]!;
+    }
     batchStart[b + 1] = at;
   }
   return { ...plan, rows, tokens, batchStart };
-}
-
-function pick(values: Uint32Array, order: Uint32Array): Uint32Array {
-  const picked = new Uint32Array(order.length);
-  for (let i = 0; i < order.length; i += 1) picked[i] = values[order[i]!]!;
-  return picked;
 }
 
 function batchRange(plan: Plan, index: number): [start: number, end: number] {

@@ -7,7 +7,6 @@ import { BottleneckWatch, engineSecondsLost } from "./bottleneck.ts";
 import { EtaLog, estimateEta } from "./eta.ts";
 import type { Part } from "./lease.ts";
 import { Rate } from "./rate.ts";
-import type { RunRecord } from "./record.ts";
 import { judgeState, type StateFacts } from "./state.ts";
 import type { EngineStatus, RunCounters, StageStatus, StatusDocument, StatusSource } from "./status.ts";
 import type { Amount, Tally } from "./tally.ts";
@@ -59,7 +58,7 @@ export class StatusBoard implements StatusSource {
     { samples: number; tokens: number; batches: number; rate: Rate; lastAt: string }
   >();
   readonly #bottleneck = new BottleneckWatch();
-  #record: RunRecord | null = null;
+  #runId: string | null = null;
   #tally: Tally | null = null;
   #sources: BoardSources | null = null;
   #eta: EtaLog | null = null;
@@ -103,7 +102,7 @@ export class StatusBoard implements StatusSource {
     bytes: { total: number; committed: number },
     planSkips: number,
   ): void {
-    this.#record = record;
+    this.#runId = runId;
     this.#tally = tally;
     this.#totalBytes = bytes.total;
     this.#committedBytesBefore = bytes.committed;
@@ -148,6 +147,10 @@ export class StatusBoard implements StatusSource {
     this.#skipped += rows.length;
     this.#skippedRows.unshift(...rows);
     this.#skippedRows.length = Math.min(this.#skippedRows.length, SKIPPED_TAIL);
+  }
+
+  get skippedCount(): number {
+    return this.#skipped;
   }
 
   blocked(blocked: StateFacts["blocked"]): void {
@@ -205,7 +208,7 @@ export class StatusBoard implements StatusSource {
       heartbeat_at: at,
       heartbeat_interval_s: facts.heartbeatIntervalS,
       run: {
-        id: this.#record?.run_id.slice(0, 16) ?? "",
+        id: this.#runId?.slice(0, 16) ?? "",
         name: facts.name,
         address: facts.address,
         part: facts.part,

@@ -147,9 +147,11 @@ export class Budget {
   async #take(bytes: number): Promise<boolean> {
     this.#usedBytes += bytes;
     this.#unwrittenBytes += bytes;
+    // As of before the question: what settles meanwhile may not yet show in the answer.
+    const promisedBytes = this.#unwrittenBytes;
     try {
       const free = await this.#options.freeBytes();
-      if (free - this.#unwrittenBytes >= this.#options.floorBytes) return true;
+      if (free - promisedBytes >= this.#options.floorBytes) return true;
     } catch {
       // A disk that cannot be asked grants nothing; the file call that meets the same fault reports it with its path.
     }

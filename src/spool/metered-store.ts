@@ -33,11 +33,9 @@ export function meterStore(
     put: (key, body, options) => timed("put", () => store.put(key, body, options)),
     head: (key, signal) => timed("head", () => store.head(key, signal)),
     get: (key, range, signal) => timed("get", () => store.get(key, range, signal)),
-    folders: (prefix, signal) => store.folders(prefix, signal),
     delete: (key, signal) => timed("delete", () => store.delete(key, signal)),
     // Pages of a LIST are the store's own business, and uploads make none.
     list: (prefix, signal) => store.list(prefix, signal),
-    reloadCredentials: () => store.reloadCredentials(),
     close: () => store.close(),
   };
 }

@@ -1,10 +1,10 @@
 import { createHash } from "node:crypto";
 import { closeSync, constants, fstatSync, openSync, rmSync } from "node:fs";
 import type { ByteRange } from "../base/bytes.ts";
-import { crc32c } from "../base/checksum.ts";
 import { EXIT, errnoOf, RunError } from "../base/errors.ts";
 import { packKey } from "../store/keys.ts";
 import { type Store, StoreError, type StoreTraits } from "../store/store.ts";
+import { verifyObject } from "../store/verify-object.ts";
 import { type ErrorWire, toWire } from "./error-wire.ts";
 import { isOutOfSpace, readExactly } from "./files.ts";
 import { checkPack, type PackExpectation, SLICE_BYTES } from "./pack-check.ts";
@@ -61,8 +61,8 @@ export interface AttemptTools {
 interface Own {
   body: Buffer;
   crc32c: number;
-  /** Only for stores that are verified by ETag. */
-  md5: Buffer | undefined;
+  /** Hex; only for stores that are verified by ETag. */
+  md5: string | undefined;
 }
 
 /**
@@ -110,16 +110,16 @@ export async function uploadPack(job: UploadJob, tools: AttemptTools): Promise<A
       if (put.kind === "exists") taken = true;
       else uploadedBytes = own.body.length;
     }
-    const state = await timed("verify", () => compareStored(key, own, job.traits, tools));
-    if (state === "missing") {
+    const { body, crc32c, md5 } = own;
+    const expected = { key, bytes: body.length, crc32c, md5 };
+    const stored = await timed("verify", () => verifyObject(store, job.traits, expected, signal));
+    if (stored.kind === "missing") {
       return done(again("corrupt-answer", key, "the store accepted the pack but does not have it"));
     }
     if (taken) how = "ours";
-    if (state === "differs") {
+    if (stored.kind === "different") {
       if (!(await timed("verify", () => isOtherWhole(key, job, tools)))) {
-        return done(
-          again("corrupt-answer", key, "the store's answers about this object contradict each other"),
-        );
+        return done(again("corrupt-answer", key, `${stored.found}, and a moment later no such object`));
       }
       how = "already";
     }
@@ -164,7 +164,7 @@ async function readOwn(job: UploadJob, buffer: Buffer): Promise<Own | { reason: 
     };
     if (found !== bytes) throw spoiled(job.path, `expected ${bytes} bytes, found ${found}`);
     const crc = await checkPack({ bytes, read }, job.expected, job.path);
-    const md5 = job.traits.verify === "etag" ? createHash("md5").update(body).digest() : undefined;
+    const md5 = job.traits.verify === "etag" ? createHash("md5").update(body).digest("hex") : undefined;
     return { body, crc32c: crc, md5 };
   } catch (error) {
     if (!(error instanceof RunError) || (error.exit !== EXIT.integrity && error.exit !== EXIT.identity))
@@ -173,36 +173,6 @@ async function readOwn(job: UploadJob, buffer: Buffer): Promise<Own | { reason: 
   } finally {
     closeSync(fd);
   }
-}
-
-/** The separate request: never what the PUT's own answer said. */
-async function compareStored(
-  key: string,
-  own: Own,
-  traits: StoreTraits,
-  { store, signal }: AttemptTools,
-): Promise<"same" | "differs" | "missing"> {
-  const info = await store.head(key, signal);
-  if (!info) return "missing";
-  if (info.bytes !== own.body.length) return "differs";
-  if (traits.verify === "checksum" && info.crc32c !== null) {
-    return info.crc32c === own.crc32c ? "same" : "differs";
-  }
-  if (traits.verify === "etag" && info.etag !== null) {
-    return info.etag.toLowerCase() === own.md5?.toString("hex") ? "same" : "differs";
-  }
-  // Read back, also where a store stopped saying what it said when it was probed.
-  let crc = 0;
-  for (let at = 0; at < info.bytes; at += SLICE_BYTES) {
-    const slice = await getRange(
-      store,
-      key,
-      { startByte: at, endByte: Math.min(info.bytes, at + SLICE_BYTES) },
-      signal,
-    );
-    crc = crc32c(slice, crc);
-  }
-  return crc === own.crc32c ? "same" : "differs";
 }
 
 /**

@@ -1,7 +1,7 @@
 import { parentPort, workerData } from "node:worker_threads";
 import { EXIT } from "../base/errors.ts";
 import { openStore } from "../store/open.ts";
-import type { Store, StoreSpec } from "../store/store.ts";
+import type { OpenedStore, StoreSpec } from "../store/store.ts";
 import { toWire } from "./error-wire.ts";
 import { UPLOADS_MAX } from "./limiter.ts";
 import { meterStore, type RequestSample } from "./metered-store.ts";
@@ -34,21 +34,24 @@ const { spec } = workerData as UploadWorkerData;
 const nowMs = () => performance.now();
 const aborts = new Map<number, AbortController>();
 
-let opened: { store: Promise<Store>; generation: number } | null = null;
+let opening: Promise<OpenedStore> | null = null;
+let generation = 0;
 
 parentPort!.on("message", (message: ToUploadWorker) => {
   if (message.kind === "abort") aborts.get(message.id)?.abort();
   else void attempt(message);
 });
 
-async function attempt({ id, job, buffer, generation }: ToUploadWorker & { kind: "upload" }): Promise<void> {
+async function attempt(message: ToUploadWorker & { kind: "upload" }): Promise<void> {
+  const { id, job } = message;
   const abort = new AbortController();
   aborts.set(id, abort);
   const requests: RequestSample[] = [];
   let result: AttemptResult;
   try {
-    const store = meterStore(await openAt(generation), (sample) => requests.push(sample), nowMs);
-    result = await uploadPack(job, { store, buffer: Buffer.from(buffer), signal: abort.signal, nowMs });
+    const metered = meterStore(await storeAt(message.generation), (sample) => requests.push(sample), nowMs);
+    const tools = { store: metered, buffer: Buffer.from(message.buffer), signal: abort.signal, nowMs };
+    result = await uploadPack(job, tools);
   } catch (error) {
     // uploadPack answers every failure; what arrives here is a store that cannot even be opened.
     const wire = toWire(error, { op: "open store", subject: job.path, exit: EXIT.store });
@@ -62,19 +65,11 @@ async function attempt({ id, job, buffer, generation }: ToUploadWorker & { kind:
   parentPort!.postMessage({ id, result, requests } satisfies FromUploadWorker);
 }
 
-/** The thread's store, opened by the first attempt; one that could not be opened is tried anew by the next. */
-async function openAt(generation: number): Promise<Store> {
-  opened ??= {
-    store: (async () => openStore(spec, { sockets: UPLOADS_MAX }))(),
-    generation,
-  };
-  const { store, generation: credentialsOf } = opened;
-  opened.generation = Math.max(generation, credentialsOf);
-  try {
-    if (generation > credentialsOf) await (await store).reloadCredentials();
-    return await store;
-  } catch (error) {
-    if (opened?.store === store) opened = null;
-    throw error;
-  }
+/** The thread's store, opened by its first attempt. */
+async function storeAt(wanted: number): Promise<OpenedStore> {
+  opening ??= openStore(spec, { sockets: UPLOADS_MAX });
+  const store = await opening;
+  if (wanted > generation) store.reloadCredentials();
+  generation = Math.max(generation, wanted);
+  return store;
 }

@@ -163,6 +163,8 @@ export class Uploader {
   #accountedMs: number;
   #changed: (() => void)[] = [];
   #events: UploaderEvent[] = [];
+  /** Something failed that more attempts would only repeat: nothing new is started. */
+  #halted = false;
   #closed = false;
 
   constructor(options: UploaderOptions) {
@@ -209,9 +211,13 @@ export class Uploader {
     this.#launch();
   }
 
-  /** Resolves when every pack is committed or stuck at its key. Rejects with the signal's reason. */
+  /** Resolves when every pack is committed or stuck at its key, or after `failed` or `close`. Rejects with the signal's reason. */
   async idle(signal?: AbortSignal): Promise<void> {
-    while (!this.#closed && [...this.#entries.values()].some(({ state }) => state !== "stuck")) {
+    while (
+      !this.#closed &&
+      !this.#halted &&
+      [...this.#entries.values()].some(({ state }) => state !== "stuck")
+    ) {
       await this.#change(signal);
     }
   }
@@ -223,7 +229,7 @@ export class Uploader {
   async drain(options: { deadlineMs: number }): Promise<{ left: number }> {
     const deadline = AbortSignal.timeout(options.deadlineMs);
     try {
-      while (this.#entries.size > 0 && (this.#flights.size > 0 || (!this.#gate && this.#waiting() > 0))) {
+      while (this.#entries.size > 0 && (this.#flights.size > 0 || this.#canMove())) {
         await this.#change(deadline);
       }
     } catch {
@@ -277,7 +283,7 @@ export class Uploader {
 
   /** Starts whatever may start now, and sets the alarm for what may start later. */
   #launch(): void {
-    if (this.#closed) return;
+    if (this.#closed || this.#halted) return;
     this.#account();
     const nowMs = this.#options.nowMs();
     let wakeMs = Number.POSITIVE_INFINITY;
@@ -410,6 +416,7 @@ export class Uploader {
     entry.state = "stuck";
     entry.notBeforeMs = Number.POSITIVE_INFINITY;
     this.#options.log.error("upload.failed", { batch, reason: describeError(error) });
+    this.#halted = true;
     this.#emit({
       kind: "failed",
       error:
@@ -556,7 +563,7 @@ export class Uploader {
           safe: "packs in ready/ and in the store are not harmed",
           exit: EXIT.bug,
         });
-        this.#closed = true;
+        this.#halted = true;
         this.#emit({ kind: "failed", error });
         this.#told();
       } else this.#startThread();
@@ -596,6 +603,10 @@ export class Uploader {
     let waiting = 0;
     for (const { state } of this.#entries.values()) if (state === "waiting") waiting += 1;
     return waiting;
+  }
+
+  #canMove(): boolean {
+    return !this.#halted && !this.#gate && this.#waiting() > 0;
   }
 
   #isProbing(): boolean {

@@ -7,6 +7,7 @@ import {
   readdirSync,
   readSync,
   rmdirSync,
+  rmSync,
   statSync,
   unlinkSync,
 } from "node:fs";
@@ -31,6 +32,7 @@ export type DirectorySpec = Extract<StoreSpec, { kind: "directory" }>;
 
 /** What publish.ts calls its temporaries: a crash may leave one, and it is never an object. */
 const TEMPORARY = /\.[0-9a-f]{12}\.tmp$/;
+const TEMPORARY_MS_MAX = 60 * 60_000;
 /** Node's file calls take less than 2 GiB at a time. */
 const READ_BYTES_MAX = 2 ** 30;
 
@@ -147,11 +149,27 @@ export class DirectoryStore implements OpenedStore {
   async check(signal?: AbortSignal): Promise<void> {
     signal?.throwIfAborted();
     this.#act("open store", this.#root, () => this.#makeDirectory(this.#root));
+    await this.#sweep("");
   }
 
   reloadCredentials(): void {}
 
   close(): void {}
+
+  /** Removes the temporaries of writers that died long ago; a living one is done within minutes. */
+  async #sweep(folder: string): Promise<void> {
+    await new Promise((resolve) => setImmediate(resolve));
+    const directory = join(this.#root, folder);
+    for (const entry of this.#act("open store", directory, () => readEntries(directory))) {
+      if (entry.isDirectory()) await this.#sweep(join(folder, entry.name));
+      if (!entry.isFile() || !TEMPORARY.test(entry.name)) continue;
+      const path = join(directory, entry.name);
+      this.#act("open store", path, () => {
+        const stat = statSync(path, { throwIfNoEntry: false });
+        if (stat && Date.now() - stat.mtimeMs > TEMPORARY_MS_MAX) rmSync(path, { force: true });
+      });
+    }
+  }
 
   async *#walk(folder: string, prefix: string, signal?: AbortSignal): AsyncIterable<ObjectInfo> {
     signal?.throwIfAborted();

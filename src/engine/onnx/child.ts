@@ -21,8 +21,8 @@ const requests = new Socket({ fd: requestFd, readable: true, writable: false });
 const answers = new Socket({ fd: answerFd, readable: false, writable: true });
 const worker = new Worker(new URL("./worker.js", import.meta.url));
 
-/** What is outstanding: ids of load, extract and check. */
-const outstanding = new Map<number, "load" | "extract" | "check">();
+/** What is not answered yet, and how many rows of it. */
+const outstanding = new Map<number, { type: "load" | "extract" | "check"; rows: number }>();
 let isImported = false;
 
 // Nobody reads the answers any more: the same as the end of requests.
@@ -41,13 +41,21 @@ worker.once("online", () => {
   isImported = true;
 });
 worker.on("message", (answer: Answer) => {
-  if ("id" in answer && answer.type !== "progress" && isLast(answer)) outstanding.delete(answer.id);
+  settle(answer);
   send(answer);
 });
 worker.on("error", (error) => {
   console.error(error);
   for (const id of outstanding.keys()) {
-    send({ type: "error", id, rows: [], kind: "crash", errno: null, message: error.message, retry: "restart" });
+    send({
+      type: "error",
+      id,
+      rows: [],
+      kind: "crash",
+      errno: null,
+      message: error.message,
+      retry: "restart",
+    });
   }
   end(EXIT_CRASH);
 });
@@ -71,7 +79,8 @@ function onLine(line: string): void {
     end(0);
     return;
   }
-  outstanding.set(request.id, request.type);
+  const rows = request.type === "extract" ? request.samples.length : 1;
+  outstanding.set(request.id, { type: request.type, rows });
   worker.postMessage(request);
 }
 
@@ -83,16 +92,20 @@ function parseJson(line: string): unknown {
   }
 }
 
-/** An `error` that names rows leaves its request open: `states` may follow. */
-function isLast(answer: Answer): boolean {
-  return answer.type !== "error" || answer.rows.length === 0;
+/** An `error` that names rows leaves the others of its request open. */
+function settle(answer: Answer): void {
+  if (!("id" in answer) || answer.type === "progress") return;
+  const open = outstanding.get(answer.id);
+  if (!open) return;
+  open.rows -= answer.type === "error" && answer.rows.length > 0 ? answer.rows.length : open.rows;
+  if (open.rows <= 0) outstanding.delete(answer.id);
 }
 
 function stage(): "import" | "load" | "extract" | "idle" {
-  const kinds = [...outstanding.values()];
+  const types = [...outstanding.values()].map((open) => open.type);
   if (!isImported) return "import";
-  if (kinds.includes("load")) return "load";
-  return kinds.length > 0 ? "extract" : "idle";
+  if (types.includes("load")) return "load";
+  return types.length > 0 ? "extract" : "idle";
 }
 
 function send(answer: Answer): void {
@@ -104,24 +117,17 @@ function protocolFault(message: string): void {
   end(EXIT_CRASH);
 }
 
-/** Says what is still to be said, then ends. */
+/** Says what is still to be said, then ends; a forward in progress is waited for, as process.exit does. */
 function end(code: number): void {
   clearInterval(alive);
   requests.removeAllListeners();
-  answers.end(() => {
-    process.exitCode = code;
-    leave();
-  });
+  answers.end(() => process.exit(code));
 }
 
-/** The parent is gone: nobody is left to answer. */
+/** The parent is gone: nobody is left to answer, and a forward of seconds is not waited for. */
 function endNow(): void {
-  leave();
-}
-
-/** process.exit would wait for the worker, which a forward may keep for seconds; nothing here needs tidying up. */
-function leave(): void {
-  process.reallyExit(Number(process.exitCode ?? 0));
+  if (outstanding.size > 0) process.kill(process.pid, "SIGKILL");
+  process.exit(0);
 }
 
 function onnxRuntimeVersion(): string {

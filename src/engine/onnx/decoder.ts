@@ -52,19 +52,12 @@ export function buildDecoderGraph(options: DecoderGraphOptions): DecoderGraph {
   const files = new WeightFiles(options.weights);
   const weight = (name: string, shape: number[]) => files.float32(g, name, shape);
 
-  const attention: AttentionInputs = {
-    gather: g.input("gather", "int32", ["B", "S"]),
-    scatter: g.input("scatter", "int32", ["T"]),
-    cos: g.input("cos", "float32", ["P", model.decoder.headDim / 2]),
-    sin: g.input("sin", "float32", ["P", model.decoder.headDim / 2]),
-    lastPosition: g.input("last_position", "int32", ["B"]),
-    positions: g.input("positions", "int32", [1]),
-  };
-
+  // An input that no node reads would have to be fed all the same.
+  const attention = startBlock < endBlock ? inputAttention(g, model) : null;
   let x = options.after === null ? embed(g, files, model) : injectedStates(g, model);
   const tapped: string[] = [];
   for (let k = startBlock; k < endBlock; k += 1) {
-    x = addBlock(g, { model, weight, attention, block: k, cache: options.cache }, x);
+    x = addBlock(g, { model, weight, attention: attention!, block: k, cache: options.cache }, x);
     if (options.rounded.includes(k)) x = castTo(g, castTo(g, x, "bfloat16"), "float32");
     if (taps.includes(k)) tapped.push(x);
   }
@@ -80,6 +73,17 @@ interface AttentionInputs {
   sin: string;
   lastPosition: string;
   positions: string;
+}
+
+function inputAttention(g: GraphBuilder, { decoder }: SupportedModel): AttentionInputs {
+  return {
+    gather: g.input("gather", "int32", ["B", "S"]),
+    scatter: g.input("scatter", "int32", ["T"]),
+    cos: g.input("cos", "float32", ["P", decoder.headDim / 2]),
+    sin: g.input("sin", "float32", ["P", decoder.headDim / 2]),
+    lastPosition: g.input("last_position", "int32", ["B"]),
+    positions: g.input("positions", "int32", [1]),
+  };
 }
 
 interface BlockParts {

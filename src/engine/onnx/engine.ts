@@ -1,6 +1,6 @@
 import { readModelConfig } from "../../model/config.ts";
-import { openWeights } from "../../model/weights.ts";
 import { toBlocks } from "../../model/taps.ts";
+import { openWeights } from "../../model/weights.ts";
 import type { Answer, CheckRequest, ExtractRequest, LoadRequest, Request } from "../protocol.ts";
 import { batchIndices } from "./batch.ts";
 import { ExtractJob, type JobSample } from "./extract-job.ts";
@@ -152,7 +152,8 @@ export class OnnxEngine {
       else await this.#forwardBatch(extractor, samples);
     } catch (error) {
       const failure = failureOf(error);
-      if (failure.kind === "oom") settings.forwardTokens = Math.max(1, Math.floor(settings.forwardTokens / 2));
+      if (failure.kind === "oom")
+        settings.forwardTokens = Math.max(1, Math.floor(settings.forwardTokens / 2));
       this.#failSamples(samples, failure);
       if (failure.kind === "crash") throw error;
     }

@@ -2,6 +2,7 @@ import type { InferenceSession, Tensor } from "onnxruntime-node";
 import type { ModelWeights } from "../../model/weights.ts";
 import { type BatchIndices, batchIndices } from "./batch.ts";
 import { buildDecoderGraph } from "./decoder.ts";
+import { chunkTokens } from "./forward-plan.ts";
 import {
   emptyFloat32,
   type Feeds,
@@ -12,7 +13,6 @@ import {
   RopeFeeds,
   readForward,
 } from "./session.ts";
-import { chunkTokens } from "./forward-plan.ts";
 import type { EngineSettings } from "./settings.ts";
 import type { SupportedModel } from "./support.ts";
 

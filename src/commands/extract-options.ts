@@ -1,0 +1,109 @@
+import { totalmem } from "node:os";
+import { join } from "node:path";
+import { requireSetting, type Resolved } from "../config/resolve.ts";
+import type { SettingValues } from "../config/settings.ts";
+import { FILES } from "../control/run-directory.ts";
+import { readModelConfig } from "../model/config.ts";
+import { toBlocks } from "../model/taps.ts";
+import type { ExtractOptions } from "../run/extract.ts";
+import type { DatasetChoice } from "../run/inputs.ts";
+import type { RunRequest } from "../run/prepare.ts";
+import { planEngines } from "./engine-commands.ts";
+import { appVersion } from "./package-info.ts";
+import type { RunPlace } from "./run-place.ts";
+import { shownSettings } from "./shown-settings.ts";
+
+const INFLIGHT_BYTES_MIN = 256 * 2 ** 20;
+const INFLIGHT_BYTES_MAX = 16 * 2 ** 30;
+
+/** The settings of a run as the extraction takes them. Reads config.json of the model, for its number of blocks. */
+export function extractOptions(input: {
+  verb: "run" | "resume";
+  place: RunPlace;
+  settings: Resolved;
+  env: NodeJS.ProcessEnv;
+}): ExtractOptions {
+  const { place, settings } = input;
+  const { values } = settings;
+  const engines = planEngines(values, input.env);
+  return {
+    spec: place.spec,
+    address: place.address,
+    request: runRequest(input.verb, settings),
+    part: values.part,
+    takeOver: values.takeOver,
+    engines: engines.commands,
+    engineName: values.engine,
+    engineDtype: values.dtype,
+    engineOptions: engines.options,
+    maxSkips: values.maxSkips,
+    gate: values.gate,
+    spool: {
+      directory: values.spool ?? join(place.directory, FILES.spool),
+      budgetBytes: values.spoolBytes,
+      floorBytes: values.diskFloorBytes,
+    },
+    uploads: values.uploads,
+    inflightBytes: values.inflightBytes ?? defaultInflightBytes(totalmem()),
+    attachments: values.attach,
+    maxBlockedMs: values.maxBlockedMs,
+    stopDeadlineMs: values.stopDeadlineMs,
+    runDirectory: place.directory,
+    appVersion: appVersion(),
+    price: values.pricePerHour === null ? null : { currency: "USD", perHour: values.pricePerHour },
+    resumeCommand: resumeCommand(place, values),
+    settings: shownSettings(settings),
+  };
+}
+
+/** Which run it is: only this part of the settings decides its identity. */
+export function runRequest(verb: "run" | "resume", settings: Resolved): RunRequest {
+  const { values } = settings;
+  const modelDirectory = requireSetting(settings, "model");
+  const fresh = verb === "run";
+  return {
+    modelDirectory,
+    dataset: fresh ? datasetChoice(settings) : null,
+    taps: fresh ? tapBlocks(settings) : null,
+    packBytesMax: values.packBytes,
+    order: values.order,
+    seed: values.seed,
+    maxTokens: values.maxTokens,
+    long: values.long,
+  };
+}
+
+/** --dataset with --split, --rows and --limit: rows [startRow, endRow). */
+export function datasetChoice(settings: Resolved): DatasetChoice {
+  const { split, rows, limit } = settings.values;
+  const startRow = rows?.start ?? 0;
+  const ends = [rows?.end ?? null, limit === null ? null : startRow + limit].filter((end) => end !== null);
+  return {
+    path: requireSetting(settings, "dataset"),
+    split,
+    startRow,
+    endRow: ends.length === 0 ? null : Math.min(...ends),
+  };
+}
+
+/** --taps in Forebay's numbering. Throws (usage) for taps that the model does not have. */
+export function tapBlocks(settings: Resolved): number[] {
+  const { blocks } = readModelConfig(requireSetting(settings, "model"));
+  const { tapsAs } = settings.values;
+  return toBlocks(requireSetting(settings, "taps"), { blocks, as: tapsAs === "zlab" ? "forebay" : tapsAs });
+}
+
+/** An eighth of the memory, within bounds: packs in flight live outside the JavaScript heap. */
+export function defaultInflightBytes(memoryBytes: number): number {
+  return Math.min(INFLIGHT_BYTES_MAX, Math.max(INFLIGHT_BYTES_MIN, Math.floor(memoryBytes / 8)));
+}
+
+/** The command that goes on with this run on any machine. */
+function resumeCommand({ address, spec }: RunPlace, values: SettingValues): string {
+  const words = ["forebay", "resume", address, "--model", values.model ?? "DIR"];
+  if (values.part.count > 1) words.push("--part", `${values.part.index}/${values.part.count}`);
+  if (spec.kind === "s3" && spec.endpoint) words.push("--endpoint", spec.endpoint);
+  if (spec.kind === "s3" && spec.region !== "us-east-1") words.push("--region", spec.region);
+  if (values.engine !== "onnx") words.push("--engine", values.engine);
+  return words.map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'\\''`)}'`)).join(" ");
+}

@@ -1,0 +1,72 @@
+import { join } from "node:path";
+import { EXIT, RunError } from "../base/errors.ts";
+import type { Resolved } from "../config/resolve.ts";
+import { settingKey } from "../config/settings.ts";
+import { FILES, type LaunchRecord, lookAtRunDirectory, writeRecord } from "../control/run-directory.ts";
+import { goDetached } from "./detached.ts";
+import { printJson, say } from "./io.ts";
+import { launchOf } from "./launch.ts";
+import { runPlace } from "./run-place.ts";
+import { standingLines, standingOf } from "./standing.ts";
+import { askToStop, untilGone } from "./stop.ts";
+import type { VerbSpec } from "./verb.ts";
+
+export const restart: VerbSpec = {
+  name: "restart",
+  settings: "restart",
+  summary: "stop a run gracefully and go on with new settings; nothing is lost",
+  arguments: [["[address]", "the run"]],
+  examples: [
+    "forebay restart s3://bucket/prefix/name --engines 8",
+    "forebay restart s3://bucket/prefix/name --spool-bytes 400GiB --uploads 200",
+  ],
+  async run(call) {
+    const { io, json } = call;
+    const place = runPlace(call);
+    const standing = await standingOf(place.directory);
+    for (const line of standingLines(standing)) say(io, line);
+    const before = standing.look.launch;
+    if (!before) throw neverRan(place.address, place.directory);
+    const { launch, changed } = withChanges(before, call.settings);
+    for (const line of changed.length ? changed : ["no setting changed"]) say(io, `change     ${line}`);
+
+    const sinceMs = Date.now();
+    writeRecord(join(place.directory, FILES.launch), launch);
+    // A living keeper starts the next supervisor itself, with the environment (and credentials) that it has.
+    const kept = standing.look.keeper?.alive === true && standing.look.keeper.record.state !== "ended";
+    // Between two supervisors there is nothing to stop: the next one reads the new settings.
+    if (standing.look.supervisor?.alive) {
+      await askToStop(standing.look, "forebay restart");
+      await untilGone(place.directory, io, { keeperToo: false });
+    }
+    const stillKept = kept && lookAtRunDirectory(place.directory).keeper?.alive === true;
+    const exitCode = await goDetached({ io, place, json: false, sinceMs, startKeeper: !stillKept });
+    if (json) printJson(io, { address: place.address, changed, exit_code: exitCode });
+    return exitCode === EXIT.done ? EXIT.done : exitCode;
+  },
+};
+
+/** The launch record of the next generation, and each change in words. */
+function withChanges(before: LaunchRecord, asked: Resolved): { launch: LaunchRecord; changed: string[] } {
+  // Only what this command line says: run.yaml and the environment were read when the run was launched.
+  const flags = launchOf(asked, (source) => source === "flag");
+  const settings = { ...before.settings, ...flags };
+  const changed = Object.entries(flags).flatMap(([name, { text }]) => {
+    const old = before.settings[name];
+    const was = old ? String(old.text) : settingKey(name) ? "its default" : "unset";
+    return was === String(text) ? [] : [`${name}: ${was} -> ${String(text)}`];
+  });
+  const onExit = flags["on-exit"] ? String(flags["on-exit"].text) : before.onExit;
+  return { launch: { ...before, generation: before.generation + 1, settings, onExit }, changed };
+}
+
+function neverRan(address: string, directory: string): RunError {
+  return new RunError({
+    op: "restart run",
+    subject: address,
+    message: `it has not run on this machine as this part (looked in ${directory})`,
+    safe: "nothing was started",
+    hint: `forebay resume ${address} --model DIR starts it here from the store`,
+    exit: EXIT.usage,
+  });
+}

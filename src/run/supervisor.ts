@@ -1,0 +1,365 @@
+import { describeError, EXIT, type ExitCode, RunError } from "../base/errors.ts";
+import { Stage } from "../base/stage.ts";
+import { packLayout } from "../pack/layout.ts";
+import { batchBytes, batchCount, batchOf, planTotals } from "../plan/plan.ts";
+import { recoverReady } from "../spool/recover.ts";
+import { assertBudget, Spool } from "../spool/spool.ts";
+import { Uploader, type UploaderEvent } from "../spool/uploader.ts";
+import { openStore } from "../store/open.ts";
+import { probeStore } from "../store/probe.ts";
+import { type RetryOptions, withRetries } from "../store/retry.ts";
+import { packKey } from "../store/keys.ts";
+import type { OpenedStore, StoreTraits } from "../store/store.ts";
+import { BatchLoop } from "./batch-loop.ts";
+import type { ExtractOptions, ExtractTools } from "./extract.ts";
+import { Heartbeat } from "./heartbeat.ts";
+import { claimPart } from "./lease.ts";
+import { type PreparedRun, prepareRun } from "./prepare.ts";
+import { assertAttachments, publishInputs } from "./publish-inputs.ts";
+import { assertSameIdentity, type RunRecord, runIdOf } from "./record.ts";
+import { type Holdings, listHoldings, remainingBatches } from "./remaining.ts";
+import { readSkips } from "./skips.ts";
+import { Tally } from "./tally.ts";
+
+const HEARTBEAT_INTERVAL_S = 60;
+/** At the start a person waits; later nobody does, and the retries have no end. */
+const START_RETRY_MS_MAX = 120_000;
+
+export interface Ending {
+  exit: ExitCode;
+  reason: string | null;
+}
+
+/** What stands once a run is known and counted, before its first batch. */
+interface Opened {
+  store: OpenedStore;
+  prepared: PreparedRun;
+  runId: string;
+  spool: Spool;
+  holdings: Holdings;
+  tally: Tally;
+}
+
+/**
+ * The life of one supervisor: opens everything in an order in which each refusal leaves the store as it was, lets
+ * the batch loop run, and lets everything go again in the opposite order, whatever happens.
+ */
+export class Supervisor {
+  readonly #options: ExtractOptions;
+  readonly #tools: ExtractTools;
+  /** Aborted with the error that ends the run. */
+  readonly #failed = new AbortController();
+  readonly #closers: (() => Promise<void> | void)[] = [];
+  #heartbeat: Heartbeat | null = null;
+  #loop: BatchLoop | null = null;
+  #blockedTimer: NodeJS.Timeout | null = null;
+
+  constructor(options: ExtractOptions, tools: ExtractTools) {
+    this.#options = options;
+    this.#tools = tools;
+  }
+
+  async run(): Promise<Ending> {
+    const { board, stop } = this.#tools;
+    try {
+      const ending = await this.#extract(await this.#open());
+      board.ended(ending.reason === null ? "done" : "stopped", ending.reason, ending.exit);
+      return ending;
+    } catch (error) {
+      // A graceful stop during the start ends whatever was waited for.
+      if (stop.aborted && !this.#failed.signal.aborted && error === stop.reason) {
+        const ending = this.#stopped("stopped before the first batch");
+        board.ended("stopped", ending.reason, ending.exit);
+        return ending;
+      }
+      board.ended("failed", describeError(error), error instanceof RunError ? error.exit : EXIT.bug);
+      throw error;
+    } finally {
+      // Who comes next on this part reads here that it ended, and need not wait.
+      await this.#heartbeat?.end();
+      await this.#letGo();
+    }
+  }
+
+  /** Reads and checks everything; writes nothing to the store but the probe's throw-away keys. */
+  async #open(): Promise<Opened> {
+    const { options, tools } = { options: this.#options, tools: this.#tools };
+    const { board, log, stop, host, pidAlive } = tools;
+    assertAttachments(options.attachments);
+    board.phase("planning", "opening the store");
+    const store = await openStore(options.spec);
+    this.#closers.push(() => store.close());
+    await withRetries(() => store.check(stop), this.#patience());
+
+    const prepared = await prepareRun(options.request, {
+      store,
+      runDirectory: options.runDirectory,
+      log,
+      onPhase: (phase) => board.phase("planning", phase),
+      signal: stop,
+    });
+    this.#closers.push(() => prepared.rows.close());
+    const { plan } = prepared;
+    const runId = runIdOf(prepared.identity);
+    const totals = planTotals(plan);
+    assertBudget({
+      budgetBytes: options.spool.budgetBytes,
+      packBytesMax: totals.largestPackBytes,
+      engines: options.engines.length,
+    });
+
+    board.phase("planning", "looking for another run on this part");
+    await claimPart({ store, part: options.part, host, pidAlive, takeOver: options.takeOver, signal: stop });
+    const spool = await Spool.open({
+      ...options.spool,
+      owner: { runId, part: `${options.part.index}/${options.part.count}` },
+      log,
+      nowMs: tools.nowMs,
+    });
+    this.#closers.push(() => spool.close());
+
+    board.phase("planning", "listing what the store holds");
+    const list = () =>
+      listHoldings(store, {
+        batches: batchCount(plan),
+        plannedBytes: (batch) => batchBytes(plan, batch),
+        signal: stop,
+      });
+    const holdings = await withRetries(list, this.#patience());
+    if (holdings.aliens.length > 0) log.warn("store.aliens", { count: holdings.aliens.length });
+    for (const { key, bytes, plannedBytes } of holdings.torn) {
+      log.error("store.torn", { key, bytes, planned_bytes: plannedBytes });
+    }
+    const tally = new Tally(plan, options.part, holdings.committed);
+    board.opened(runId, tally, { total: totals.bytes, committed: holdings.committedBytes }, plan.skippedRows.length);
+    const committedSkips = holdings.withSkips.filter((batch) => holdings.committed[batch]);
+    board.skipped(await readSkips(store, committedSkips, stop));
+    return { store, prepared, runId, spool, holdings, tally };
+  }
+
+  async #extract(opened: Opened): Promise<Ending> {
+    const { store, prepared, runId, spool, holdings, tally } = opened;
+    const { options, tools } = { options: this.#options, tools: this.#tools };
+    const { board, log, stop } = tools;
+    const { plan } = prepared;
+    const identity = runId;
+    const recovered = await recoverReady({
+      spool,
+      identity,
+      layoutOf: (batch) => (batch < batchCount(plan) ? packLayout(batchOf(plan, batch), plan.options.shape) : null),
+      log,
+    });
+    const inReady = new Set(recovered.good.map(({ pack }) => pack.batch));
+    const remaining = remainingBatches(holdings, options.part).filter((batch) => !inReady.has(batch));
+    if (remaining.length === 0 && inReady.size === 0) return this.#done();
+
+    board.phase("planning", "probing the store");
+    const traits = await probeStore(store, this.#patience());
+    this.#assertOneWriter(traits);
+    for (const note of traits.notes) log.warn("store.weaker", { note });
+
+    const packStage = new Stage("pack", tools.nowMs);
+    const uploader = new Uploader({
+      spool,
+      spec: options.spec,
+      traits,
+      uploads: options.uploads,
+      inflightBytes: options.inflightBytes,
+      log,
+      nowMs: tools.nowMs,
+      random: tools.random,
+      onEvent: (event) => this.#onUpload(event, tally),
+    });
+    this.#closers.push(() => uploader.close());
+    const loop = new BatchLoop({
+      identity,
+      prepared,
+      options,
+      tools,
+      store,
+      spool,
+      uploader,
+      tally,
+      remaining,
+      packStage,
+      skipsMax: Math.floor(options.maxSkips * plan.rows.length),
+      halt: AbortSignal.any([stop, this.#failed.signal]),
+    });
+    this.#loop = loop;
+    this.#closers.push(() => loop.killEngines());
+    board.attach({ spool, uploader, traits, packStage, ...loop.sources() });
+    for (const { pack, layout } of recovered.good) {
+      tally.move(pack.batch, "ready");
+      uploader.enqueue(pack, { identity, layout }, { lookFirst: true });
+    }
+    tools.onLive?.({ setUploads: (limits) => uploader.setLimits(limits) });
+
+    if (remaining.length > 0) {
+      board.phase("loading", "loading the model");
+      await loop.loadFirstEngine();
+      if (options.gate) await loop.gate();
+      if (!prepared.record) {
+        board.phase("loading", "storing plan and inputs");
+        await this.#publish(store, prepared, traits);
+      }
+    }
+    this.#heartbeat = new Heartbeat({
+      store,
+      part: options.part,
+      intervalS: HEARTBEAT_INTERVAL_S,
+      document: () => board.snapshot(),
+      log,
+    });
+    board.phase("extracting", "extracting");
+    await loop.run();
+    return this.#drain(loop, uploader);
+  }
+
+  async #publish(store: OpenedStore, prepared: PreparedRun, traits: StoreTraits): Promise<RunRecord> {
+    const { options, tools } = { options: this.#options, tools: this.#tools };
+    const record = await publishInputs(store, prepared, {
+      spec: options.spec,
+      traits,
+      attachments: options.attachments,
+      facts: {
+        created_at: new Date(tools.wallMs()).toISOString(),
+        app_version: options.appVersion,
+        host: tools.host,
+        model: options.request.modelDirectory,
+        architecture: prepared.model.architecture,
+        engine: options.engineName,
+        gate: options.gate,
+        dataset: options.request.dataset?.path ?? null,
+        start_row: options.request.dataset?.startRow ?? null,
+        end_row: options.request.dataset?.endRow ?? null,
+        max_tokens: options.request.maxTokens,
+        long: options.request.long,
+      },
+      retry: this.#patience(),
+    });
+    assertSameIdentity(prepared.identity, record, store.address);
+    return record;
+  }
+
+  /** Nothing more to compute, or a stop: flush ready/, and say how it ends. */
+  async #drain(loop: BatchLoop, uploader: Uploader): Promise<Ending> {
+    const { board, stop } = this.#tools;
+    this.#failed.signal.throwIfAborted();
+    if (stop.aborted) {
+      board.stopping();
+      board.phase("draining", "flushing the spool");
+      const { left } = await uploader.drain({ deadlineMs: this.#options.stopDeadlineMs });
+      return this.#stopped(left === 0 ? "stopped; the spool is empty" : `stopped; ${left} packs wait in the spool`);
+    }
+    const { stuck } = uploader.stats();
+    if (stuck.length > 0) throw stuckKeys(this.#options.address, stuck);
+    await loop.stopEngines();
+    return this.#done();
+  }
+
+  #done(): Ending {
+    return { exit: this.#tools.board.skippedCount > 0 ? EXIT.doneWithSkips : EXIT.done, reason: null };
+  }
+
+  #stopped(reason: string): Ending {
+    return { exit: this.#tools.stopExit(), reason };
+  }
+
+  #onUpload(event: UploaderEvent, tally: Tally): void {
+    const { board, log } = this.#tools;
+    switch (event.kind) {
+      case "uploaded":
+        tally.move(event.batch, "uploaded");
+        board.uploaded(event.bytes);
+        return;
+      case "committed": {
+        const amount = tally.commit(event.batch);
+        board.committed(amount, event.bytes);
+        log.info("batch.committed", { batch: event.batch, bytes: event.bytes, how: event.how });
+        this.#loop?.committed(event.batch);
+        return;
+      }
+      case "requeue":
+        tally.move(event.batch, null);
+        log.warn("batch.requeued", { batch: event.batch, reason: event.reason });
+        this.#loop?.requeue(event.batch);
+        return;
+      case "blocked":
+        if (event.batch !== null) this.#loop?.stuck(event.batch);
+        this.#block(event.reason, event.action ?? "see docs/operating.md");
+        return;
+      case "down":
+        this.#block(`the store does not serve: ${event.reason}`, "nothing: it is asked again by itself");
+        return;
+      case "unblocked":
+      case "up":
+        this.#unblock();
+        return;
+      case "retry":
+      case "throttled":
+        return;
+      case "failed":
+        this.#failed.abort(event.error);
+    }
+  }
+
+  #block(reason: string, action: string): void {
+    this.#tools.board.blocked({ reason, action });
+    const { maxBlockedMs, address } = this.#options;
+    if (maxBlockedMs === null) return;
+    this.#blockedTimer ??= setTimeout(() => {
+      const minutes = Math.round(maxBlockedMs / 60_000);
+      this.#failed.abort(
+        new RunError({
+          op: "wait for the store",
+          subject: address,
+          message: `blocked for ${minutes} minutes (--max-blocked): ${reason}`,
+          safe: "packs in the spool and in the store are kept",
+          hint: `${action}; then run the same command again`,
+          exit: EXIT.retryLater,
+        }),
+      );
+    }, maxBlockedMs);
+  }
+
+  #unblock(): void {
+    this.#tools.board.blocked(null);
+    if (this.#blockedTimer) clearTimeout(this.#blockedTimer);
+    this.#blockedTimer = null;
+  }
+
+  /** A store that ignores create-only has one writer: parts on several machines could overwrite one another. */
+  #assertOneWriter(traits: StoreTraits): void {
+    if (traits.publish === "create-only" || this.#options.part.count === 1) return;
+    throw new RunError({
+      op: "claim part",
+      subject: `${this.#options.address} --part ${this.#options.part.index}/${this.#options.part.count}`,
+      message: "this store ignores If-None-Match, so only one machine may write to it",
+      safe: "nothing was written",
+      hint: "run without --part, or use a store that honours create-only PUTs",
+      exit: EXIT.usage,
+    });
+  }
+
+  #patience(): RetryOptions {
+    const { log, random, nowMs, stop } = this.#tools;
+    return { signal: stop, deadlineMs: START_RETRY_MS_MAX, log, random, nowMs };
+  }
+
+  async #letGo(): Promise<void> {
+    if (this.#blockedTimer) clearTimeout(this.#blockedTimer);
+    for (const close of this.#closers.reverse()) await close();
+  }
+}
+
+function stuckKeys(address: string, batches: readonly number[]): RunError {
+  const shown = batches.slice(0, 5).map((batch) => packKey(batch));
+  return new RunError({
+    op: "upload packs",
+    subject: address,
+    message: `${batches.length} keys hold objects that are torn or not of this run: ${shown.join(", ")}`,
+    safe: "all other batches are committed; these packs wait in the spool",
+    hint: "look at these objects, remove them by hand if they are damaged, and run the same command again",
+    exit: EXIT.integrity,
+  });
+}

@@ -1,0 +1,56 @@
+import type { StatusDocument } from "../../../src/run/status.ts";
+import { count } from "../format.ts";
+
+/** Rows that will not be in the dataset, and why: nothing is left out in silence. */
+export function Skipped({ document: { extraction } }: { document: StatusDocument }) {
+  const { skipped, skipped_rows: rows, failed } = extraction;
+  const reasons = new Map<string, number>();
+  for (const { reason } of rows) reasons.set(reason, (reasons.get(reason) ?? 0) + 1);
+  const commonest = [...reasons].sort((a, b) => b[1] - a[1]);
+  return (
+    <section class="panel" aria-labelledby="skipped-title">
+      <div class="panel-head">
+        <h2 id="skipped-title">Skipped rows</h2>
+        <p class="quiet">
+          <b>{count(skipped)}</b> skipped{failed > 0 && `, ${count(failed)} failed`}
+        </p>
+      </div>
+      {rows.length === 0 ? (
+        <p class="quiet">{skipped === 0 ? "None so far." : "Decided before this session; see the plan's file."}</p>
+      ) : (
+        <>
+          <ul class="reasons">
+            {commonest.slice(0, 5).map(([reason, times]) => (
+              <li key={reason}>
+                <b>{count(times)}</b> <bdi>{reason}</bdi>
+              </li>
+            ))}
+          </ul>
+          <div class="scroll tall" role="region" aria-labelledby="skipped-title" tabIndex={0}>
+            <table>
+              <thead>
+                <tr>
+                  <th scope="col" class="number">
+                    row
+                  </th>
+                  <th scope="col">reason</th>
+                </tr>
+              </thead>
+              <tbody>
+                {rows.map(({ row, reason }) => (
+                  <tr key={`${row} ${reason}`}>
+                    <td class="number">{count(row)}</td>
+                    <td>
+                      <bdi>{reason}</bdi>
+                    </td>
+                  </tr>
+                ))}
+              </tbody>
+            </table>
+          </div>
+          {skipped > rows.length && <p class="quiet">The newest {count(rows.length)} of them.</p>}
+        </>
+      )}
+    </section>
+  );
+}

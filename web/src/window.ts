@@ -1,0 +1,39 @@
+import type { RunEvent, StageStatus, StatusDocument } from "../../src/run/status.ts";
+
+/** A stage now: shares of its slots' time, which add up to 1 (or are all 0 where nothing was measured). */
+export interface StageWindow {
+  name: StageStatus["name"];
+  busy: number;
+  starved: number;
+  blocked: number;
+  queue: number;
+  capacity: number | null;
+  rate: number | null;
+  slots: number;
+}
+
+const WINDOW_S_MIN = 5;
+
+/** From the difference of two documents; from the newer one's whole session while they are too near each other. */
+export function stageWindow(before: StatusDocument, now: StatusDocument): StageWindow[] {
+  const windowS = (Date.parse(now.generated_at) - Date.parse(before.generated_at)) / 1_000;
+  return now.stages.map((stage) => {
+    const earlier = windowS >= WINDOW_S_MIN ? before.stages.find(({ name }) => name === stage.name) : undefined;
+    const spent = (state: "busy" | "starved" | "blocked") => Math.max(0, stage[state] - (earlier?.[state] ?? 0));
+    const total = spent("busy") + spent("starved") + spent("blocked");
+    const share = (state: "busy" | "starved" | "blocked") => (total > 0 ? spent(state) / total : 0);
+    const { name, queue, capacity, rate, slots } = stage;
+    return { name, busy: share("busy"), starved: share("starved"), blocked: share("blocked"), queue, capacity, rate, slots };
+  });
+}
+
+/** `known` and what of `tail` is not in it, oldest first, the newest `eventsMax`. */
+export function mergeEvents(known: RunEvent[], tail: RunEvent[], eventsMax: number): RunEvent[] {
+  const seen = new Set(known.slice(-2 * tail.length - 50).map(keyOf));
+  const fresh = tail.filter((event) => !seen.has(keyOf(event)));
+  return fresh.length === 0 ? known : [...known, ...fresh].slice(-eventsMax);
+}
+
+export function keyOf(event: RunEvent): string {
+  return `${event.at} ${event.event} ${JSON.stringify(event.fields)}`;
+}
