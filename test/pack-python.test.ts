@@ -1,12 +1,21 @@
 import { spawnSync } from "node:child_process";
-import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import {
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  writeFileSync,
+} from "node:fs";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { expect, test } from "vitest";
 import { metadataBytesOf } from "../src/pack/metadata.ts";
-import { makePlan } from "../src/plan/plan.ts";
+import { batchCount, batchOf, makePlan } from "../src/plan/plan.ts";
 import { encodePlan } from "../src/plan/plan-file.ts";
+import { packKey } from "../src/store/keys.ts";
 import { makePack, tapNumbers } from "./support/packs.ts";
 
 const ROOT = fileURLToPath(new URL("..", import.meta.url));
@@ -107,26 +116,83 @@ test("Python's safetensors opens a plan file, and a pack whose every sample was 
   }
 });
 
+test("the reader that docs/format.md prints finds and decodes every sample of a run from its plan alone", () => {
+  const snippet = /```python\n([\s\S]*?)```/.exec(readFileSync(join(ROOT, "docs/format.md"), "utf8"))![1]!;
+  const main = `
+out = []
+plan = open(sys.argv[1] + "/plan", "rb").read()
+for row in json.loads(sys.argv[2]):
+    key, start, end, tokens = locate(plan, row)
+    with open(sys.argv[1] + "/" + key, "rb") as f:
+        f.seek(start)
+        found = decode(f.read(end - start), tokens, int(sys.argv[3]))
+    out.append(found and [list(found[0]), found[1] and list(found[1]), found[2].hex()])
+print(json.dumps(out))
+`;
+  for (const hasLossMask of [true, false]) {
+    const directory = mkdtempSync(join(tmpdir(), "forebay-format-"));
+    try {
+      const shape = { taps: 3, hidden: 12, hasLossMask, metadataBytes: metadataBytesOf(tapNumbers(3)) };
+      const plan = makePlan(
+        { lengths: Uint32Array.from({ length: 40 }, (_, i) => (i * 37) % 120), firstRow: 95 },
+        {
+          shape,
+          packBytesMax: 30_000,
+          order: "shuffled",
+          seed: 9,
+          maxTokens: 100,
+          long: "skip",
+          positions: null,
+        },
+      );
+      writeFileSync(join(directory, "plan"), encodePlan(plan, "0".repeat(64)));
+      const expected = new Map<number, unknown>();
+      for (let b = 0; b < batchCount(plan); b += 1) {
+        const batch = batchOf(plan, b);
+        const skipped = batch.samples.slice(1, 2).map(({ row }) => [row, "oom"] as const);
+        const { bytes, contents, states } = makePack(batch, shape, new Map(skipped));
+        mkdirSync(dirname(join(directory, packKey(b))), { recursive: true });
+        writeFileSync(join(directory, packKey(b)), bytes);
+        for (const [i, { row }] of batch.samples.entries()) {
+          const outcome = contents.outcomes[i]!;
+          const { ids, lossMask } = outcome.kind === "done" ? outcome : { ids: null, lossMask: null };
+          expected.set(row, ids && [[...ids], lossMask && [...lossMask], hexOf(states.get(row)!)]);
+        }
+      }
+      const rows = [...expected.keys()];
+      const found = python(["-c", snippet + main, directory, JSON.stringify(rows), hasLossMask ? "1" : "0"]);
+      expect(JSON.parse(found)).toEqual([...expected.values()]);
+    } finally {
+      rmSync(directory, { recursive: true });
+    }
+  }
+});
+
 function openInPython(paths: string[]): Opened[] {
-  const python = [".venv/bin/python", ".cache/venv/bin/python"]
-    .map((path) => join(ROOT, path))
-    .find(existsSync);
-  const child = spawnSync(python ?? "python3", ["-c", SCRIPT, ...paths], {
+  return python(["-c", SCRIPT, ...paths])
+    .trim()
+    .split("\n")
+    .map((line) => JSON.parse(line));
+}
+
+function python(args: string[]): string {
+  const installed = [".venv/bin/python", ".cache/venv/bin/python"].map((path) => join(ROOT, path));
+  const child = spawnSync(installed.find(existsSync) ?? "python3", args, {
     encoding: "utf8",
     maxBuffer: 2 ** 26,
   });
-  if (child.error)
-    throw new Error("needs Python 3: install it, then node scripts/setup.mjs", { cause: child.error });
+  if (child.error) {
+    throw new Error("needs Python 3: install it, then node scripts/setup.mjs --python", {
+      cause: child.error,
+    });
+  }
   if (/No module named/.test(child.stderr)) {
     throw new Error(
       `needs Python's safetensors and numpy (node scripts/setup.mjs --python): ${child.stderr}`,
     );
   }
   expect(child.stderr).toBe("");
-  return child.stdout
-    .trim()
-    .split("\n")
-    .map((line) => JSON.parse(line));
+  return child.stdout;
 }
 
 function i64(values: number[]): Opened["tensors"][string] {

@@ -340,8 +340,8 @@ describe("a store that cannot be used", () => {
       credentials: credentialsOf(server),
     });
     opened.push(store);
-    for (const call of [probeStore(store, probing), put(store, "x", body)]) {
-      const error = await storeErrorOf(call);
+    for (const call of [() => probeStore(store, probing), () => put(store, "x", body)]) {
+      const error = await storeErrorOf(call());
       expect(error).toMatchObject({ kind: "no-bucket", remedy: "stop", exit: 6 });
       expect(error.message).toContain('there is no bucket "no-such-bucket"');
       expect(error.hint).toContain("create it");
@@ -369,8 +369,8 @@ describe("a store that cannot be used", () => {
       });
     };
     const store = await open("no-key", { credentials: none });
-    for (const call of [put(store, "x", body), keys(store.list(""))]) {
-      expect(await storeErrorOf(call)).toMatchObject({
+    for (const call of [() => put(store, "x", body), () => keys(store.list(""))]) {
+      expect(await storeErrorOf(call())).toMatchObject({
         kind: "credentials",
         message: "found no credentials for the store",
       });

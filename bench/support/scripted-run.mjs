@@ -18,6 +18,7 @@ export function scriptedRun(options) {
   const { nowMs, engines = 4, elapsedHours = 2.4, state = "running", edit = (document) => document } = options;
   const startedMs = nowMs() - elapsedHours * 3.6e6;
 
+  const usual = usualEvents((agoS) => new Date(nowMs() - agoS * 1_000).toISOString());
   const snapshot = () => {
     const elapsedS = (nowMs() - startedMs) / 1_000;
     const swing = wave(elapsedS);
@@ -136,7 +137,7 @@ export function scriptedRun(options) {
         },
       })),
       stages: [
-        { name: "compute", slots: engines, ...seconds(elapsedS, engines, [0.8, 0.01, 0.19]), queue: 12, capacity: null, rate: 788e6 },
+        { name: "compute", slots: engines, ...seconds(elapsedS, engines, [0.7, 0.01, 0.29]), queue: 12, capacity: null, rate: 788e6 },
         { name: "pack", slots: 1, ...seconds(elapsedS, 1, [0.07, 0.74, 0.19]), queue: 0, capacity: 8, rate: 788e6 },
         { name: "disk", slots: engines, ...seconds(elapsedS, engines, [0.24, 0.4, 0.36]), queue: 3, capacity: null, rate: 788e6 },
         { name: "upload", slots: 64, ...seconds(elapsedS, 64, [0.98, 0.02, 0]), queue: 1_931, capacity: null, rate: 787e6 },
@@ -146,9 +147,9 @@ export function scriptedRun(options) {
         stage: "upload",
         cause: "bandwidth",
         confidence: 0.9,
-        advice: `The link carries 788 MB/s however many connections are open: 4 of the ${engines} engines would keep it full.`,
+        advice: `The link carries 788 MB/s however many connections are open: 3 of the ${engines} engines would keep it full. A faster link, or fewer taps.`,
       },
-      engine_seconds_lost: elapsedS * engines * 0.2,
+      engine_seconds_lost: elapsedS * engines * 0.3,
       spool: {
         directory: "/nvme/forebay",
         bytes: spoolBytes,
@@ -176,7 +177,7 @@ export function scriptedRun(options) {
       gate: { state: "passed", report: "injection 2.1e-6, padding 0, greedy 64 of 64 tokens" },
       training: null,
       alerts: [],
-      events_tail: options.events ?? usualEvents(at),
+      events_tail: options.events ?? usual,
     });
   };
 

@@ -5,7 +5,9 @@ export const check: VerbSpec = {
   name: "check",
   settings: "check",
   summary: "the gate: prove an engine's states right before a run costs money",
-  examples: ["forebay check --model models/Qwen3-8B --dataset data/train --taps 1,17,33 --engine transformers"],
+  examples: [
+    "forebay check --model models/Qwen3-8B --dataset data/train --taps 1,17,33 --engine transformers",
+  ],
   async run() {
     throw new RunError({
       op: "check",

@@ -2,8 +2,8 @@ import { existsSync, readFileSync } from "node:fs";
 import { userInfo } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
-import { plainText } from "../base/log.ts";
 import { EXIT } from "../base/errors.ts";
+import { plainText } from "../base/log.ts";
 import { startKeeper, waitForFirstCommit } from "../control/detach.ts";
 import { FILES } from "../control/run-directory.ts";
 import { type Io, printJson, printLine, say } from "./io.ts";
@@ -56,14 +56,16 @@ export async function goDetached(options: {
   };
   if (outcome.kind === "ended") {
     say(io, lastOf(join(directory, FILES.keeperLog)));
-    if (options.json) printJson(io, { ...facts, state: "ended", exit_code: outcome.exitCode, reason: outcome.reason });
+    if (options.json)
+      printJson(io, { ...facts, state: "ended", exit_code: outcome.exitCode, reason: outcome.reason });
     else printLine(io, `ended with exit code ${outcome.exitCode}: ${outcome.reason}`);
     return outcome.exitCode;
   }
   const { run } = outcome.status;
   if (options.json) printJson(io, { ...facts, state: run.state, reason: run.reason, action: run.action });
   else {
-    if (outcome.kind === "blocked") printLine(io, `blocked: ${run.reason ?? "unknown"}; it keeps trying\nnext: ${run.action}`);
+    if (outcome.kind === "blocked")
+      printLine(io, `blocked: ${run.reason ?? "unknown"}; it keeps trying\nnext: ${run.action}`);
     else printLine(io, "working: the first batch is committed");
     printLine(io, `run directory  ${facts.run_directory}`);
     printLine(io, `log            ${facts.log}`);

@@ -13,7 +13,12 @@ export function ok(about: Finding["about"], found: string, figures?: Finding["fi
   return { about, state: "ok", found, fix: null, figures };
 }
 
-export function weak(about: Finding["about"], found: string, fix: string, figures?: Finding["figures"]): Finding {
+export function weak(
+  about: Finding["about"],
+  found: string,
+  fix: string,
+  figures?: Finding["figures"],
+): Finding {
   return { about, state: "weak", found, fix, figures };
 }
 

@@ -31,11 +31,17 @@ export function examineSpool(directory: string, budgetBytes: number): Finding[] 
           ),
     ];
     if (files > 0 && ffree < 10_000) {
-      findings.push(weak("spool", `only ${ffree} inodes are free`, "remove small files, or name another --spool"));
+      findings.push(
+        weak("spool", `only ${ffree} inodes are free`, "remove small files, or name another --spool"),
+      );
     }
     if (IN_MEMORY.has(type)) {
       findings.push(
-        weak("spool", "it lies in memory (tmpfs)", "fast, but gone with the power: packs in it are then computed again"),
+        weak(
+          "spool",
+          "it lies in memory (tmpfs)",
+          "fast, but gone with the power: packs in it are then computed again",
+        ),
       );
     }
     findings.push(timeWrites(path, Math.min(TRIAL_BYTES, Math.floor(freeBytes / 4))));

@@ -26,7 +26,8 @@ export async function examineStore(spec: StoreSpec, signal: AbortSignal): Promis
       random: Math.random,
     });
     const findings = [ok("store", `${store.address} works: ${traits.publish}, verified by ${traits.verify}`)];
-    for (const note of traits.notes) findings.push(weak("store", note, "nothing to do: Forebay works around it"));
+    for (const note of traits.notes)
+      findings.push(weak("store", note, "nothing to do: Forebay works around it"));
     findings.push(...(await timeUploads(store, signal)));
     return findings;
   } catch (error) {
@@ -48,7 +49,9 @@ async function timeUploads(store: OpenedStore, signal: AbortSignal): Promise<Fin
     const found = `${connections} connections: ${mbPerS.toFixed(1)} MB/s${failed ? `, ${failed} of the PUTs failed` : ""}`;
     const figures = { connections, mb_per_s: Math.round(mbPerS * 10) / 10, failed };
     findings.push(
-      failed ? weak("store", found, "the store pushes back here; --uploads auto stays below", figures) : ok("store", found, figures),
+      failed
+        ? weak("store", found, "the store pushes back here; --uploads auto stays below", figures)
+        : ok("store", found, figures),
     );
   }
   findings.push(

@@ -1,13 +1,12 @@
-import { EXIT } from "../base/errors.ts";
-import { describeError, RunError } from "../base/errors.ts";
 import { availableParallelism, tmpdir, totalmem } from "node:os";
 import { join } from "node:path";
+import { sleep } from "../base/backoff.ts";
 import { formatBytes } from "../base/bytes.ts";
+import { describeError, EXIT, RunError } from "../base/errors.ts";
 import { silentLog } from "../base/log.ts";
 import { SETTINGS } from "../config/settings.ts";
 import { readModelConfig } from "../model/config.ts";
 import { watchGpus } from "../monitor/nvidia-smi.ts";
-import { sleep } from "../base/backoff.ts";
 import { broken, type Finding, ok, weak } from "./doctor-checks.ts";
 import { examineSpool } from "./doctor-spool.ts";
 import { examineStore } from "./doctor-store.ts";

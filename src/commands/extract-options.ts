@@ -1,6 +1,6 @@
 import { totalmem } from "node:os";
 import { join } from "node:path";
-import { requireSetting, type Resolved } from "../config/resolve.ts";
+import { type Resolved, requireSetting } from "../config/resolve.ts";
 import type { SettingValues } from "../config/settings.ts";
 import { FILES } from "../control/run-directory.ts";
 import { readModelConfig } from "../model/config.ts";
@@ -105,5 +105,7 @@ function resumeCommand({ address, spec }: RunPlace, values: SettingValues): stri
   if (spec.kind === "s3" && spec.endpoint) words.push("--endpoint", spec.endpoint);
   if (spec.kind === "s3" && spec.region !== "us-east-1") words.push("--region", spec.region);
   if (values.engine !== "onnx") words.push("--engine", values.engine);
-  return words.map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'\\''`)}'`)).join(" ");
+  return words
+    .map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'\\''`)}'`))
+    .join(" ");
 }

@@ -11,7 +11,9 @@ export function withGpus(source: StatusSource, watch: GpuWatch): StatusSource {
       if (readings.length === 0) return document;
       const engines = document.engines.map((engine) => {
         const { device } = engine;
-        const reading = readings.find(({ uuid, gpu }) => device !== null && (uuid === device || String(gpu.index) === device));
+        const reading = readings.find(
+          ({ uuid, gpu }) => device !== null && (uuid === device || String(gpu.index) === device),
+        );
         return reading ? { ...engine, gpu: reading.gpu } : engine;
       });
       return { ...document, engines };

@@ -1,7 +1,7 @@
+import { resolve } from "node:path";
 import { EXIT, RunError } from "../base/errors.ts";
 import { publishNew } from "../base/publish.ts";
 import { writeRunYaml } from "../config/run-yaml.ts";
-import { resolve } from "node:path";
 import { printJson, printLine } from "./io.ts";
 import type { VerbSpec } from "./verb.ts";
 

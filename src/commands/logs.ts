@@ -33,7 +33,11 @@ export const logs: VerbSpec = {
     const { io, options, json } = call;
     const { directory, address } = runPlace(call);
     const engine = options.engine as string | undefined;
-    const name = options.keeper ? FILES.keeperLog : engine !== undefined ? `engine-${engine}.log` : FILES.events;
+    const name = options.keeper
+      ? FILES.keeperLog
+      : engine !== undefined
+        ? `engine-${engine}.log`
+        : FILES.events;
     if (!/^(?:engine-\d+|keeper|events)\.log$/.test(name)) throw badCount("--engine", String(engine));
     const path = join(directory, name);
     if (!existsSync(path)) {

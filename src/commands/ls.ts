@@ -1,9 +1,9 @@
 import { formatBytes } from "../base/bytes.ts";
 import { describeError, EXIT } from "../base/errors.ts";
+import { type RunRecord, readRunRecord } from "../run/record.ts";
 import { formatAddress, runInStore } from "../store/address.ts";
-import { readRunRecord, type RunRecord } from "../run/record.ts";
-import { openStore } from "../store/open.ts";
 import { RUN_JSON } from "../store/keys.ts";
+import { openStore } from "../store/open.ts";
 import type { OpenedStore, StoreSpec } from "../store/store.ts";
 import { printJson, printLine, say, tableLines } from "./io.ts";
 import { withStore } from "./open-store.ts";
@@ -25,7 +25,10 @@ export const ls: VerbSpec = {
     const spec = storePlace(call);
     const runs = await withStore(spec, io, (store) => findRuns(store, spec, io.signal));
     if (json) {
-      printJson(io, runs.map(({ address, record, fault }) => ({ address, fault, ...record })));
+      printJson(
+        io,
+        runs.map(({ address, record, fault }) => ({ address, fault, ...record })),
+      );
       return EXIT.done;
     }
     for (const { address, fault } of runs) if (fault) say(io, `${address}: ${fault}`);

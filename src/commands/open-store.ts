@@ -1,4 +1,4 @@
-import { RunError } from "../base/errors.ts";
+import type { RunError } from "../base/errors.ts";
 import { makeLog } from "../base/log.ts";
 import { openStore } from "../store/open.ts";
 import { withRetries } from "../store/retry.ts";

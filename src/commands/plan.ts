@@ -1,8 +1,8 @@
 import { createHash } from "node:crypto";
 import { join } from "node:path";
+import { parseBytes } from "../base/bytes.ts";
 import { EXIT, RunError } from "../base/errors.ts";
 import { silentLog } from "../base/log.ts";
-import { parseBytes } from "../base/bytes.ts";
 import { amount, whole } from "../config/kinds.ts";
 import { requireSetting } from "../config/resolve.ts";
 import { readModelConfig } from "../model/config.ts";
@@ -47,7 +47,7 @@ export const plan: VerbSpec = {
     const made = makePlan(
       { lengths: rows.lengths(), firstRow: rows.info.firstRow },
       {
-        shape: packShapeOf(numbering, model, rows.info.hasLossMask),
+        shape: packShapeOf(numbering, model, rows.info.hasMask),
         packBytesMax: values.packBytes,
         order: values.order,
         seed: values.seed,
@@ -57,7 +57,8 @@ export const plan: VerbSpec = {
       },
     );
     rows.close();
-    const price = (name: string, flag: string) => (options[name] === undefined ? null : amount.parse(String(options[name]), flag, ""));
+    const price = (name: string, flag: string) =>
+      options[name] === undefined ? null : amount.parse(String(options[name]), flag, "");
     const report = planReport(made, {
       spoolBytes: values.spoolBytes,
       uplinkBytesPerS: options.uplink === undefined ? null : parseRate(String(options.uplink)),

@@ -34,7 +34,10 @@ export const read: VerbSpec = {
     const place = runPlace(call, args[0]);
     const { run, found } = await withStore(place.spec, io, async (store) => {
       const run = await loadStoredRun(store, { cacheDirectory: null, signal: io.signal });
-      return { run, found: await readSample(store, run, row, { check: options.check === true, signal: io.signal }) };
+      return {
+        run,
+        found: await readSample(store, run, row, { check: options.check === true, signal: io.signal }),
+      };
     });
     if (found.kind === "skipped") {
       if (json) printJson(io, { row, skipped: found.reason, when: found.when });
@@ -77,7 +80,11 @@ function sampleFile(found: Found, run: StoredRun): Uint8Array[] {
   }
   tensors.push({ name: "hidden_states", dtype: "BF16", shape: [ids.length, taps, hidden] });
   chunks.push(new Uint8Array(states.buffer, states.byteOffset, states.byteLength));
-  const metadata = { run_id: run.record.run_id, row: String(found.row), taps: run.record.identity.taps.join() };
+  const metadata = {
+    run_id: run.record.run_id,
+    row: String(found.row),
+    taps: run.record.identity.taps.join(),
+  };
   return [buildHeader(tensors, metadata), ...chunks];
 }
 
@@ -128,7 +135,10 @@ function someOf(values: number[], total: number): string {
 }
 
 /** Root mean square of one tap's states over all tokens. */
-function tapRms(states: Uint16Array, { tap, taps, hidden }: { tap: number; taps: number; hidden: number }): number {
+function tapRms(
+  states: Uint16Array,
+  { tap, taps, hidden }: { tap: number; taps: number; hidden: number },
+): number {
   let sum = 0;
   let count = 0;
   for (let start = tap * hidden; start < states.length; start += taps * hidden) {

@@ -39,7 +39,10 @@ function storeOptions(call: { settings: Resolved; io: { env: NodeJS.ProcessEnv }
   const fromEnv = storeOptionsFromEnv(call.io.env);
   return {
     // An endpoint in the environment or run.yaml is about S3; only one on the command line contradicts file:.
-    endpoint: isFile(call) && call.settings.sources.endpoint !== "flag" ? null : (endpoint ?? (isFile(call) ? null : fromEnv.endpoint)),
+    endpoint:
+      isFile(call) && call.settings.sources.endpoint !== "flag"
+        ? null
+        : (endpoint ?? (isFile(call) ? null : fromEnv.endpoint)),
     region: region ?? fromEnv.region,
     profile: profile ?? fromEnv.profile,
     pathStyle,

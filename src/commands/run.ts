@@ -3,15 +3,23 @@ import { join } from "node:path";
 import { EXIT, RunError } from "../base/errors.ts";
 import { requireSetting } from "../config/resolve.ts";
 import { SETTINGS, settingsOfVerb, showValue } from "../config/settings.ts";
-import { FILES, type LaunchRecord, lookAtRunDirectory, makeRunDirectory, writeRecord } from "../control/run-directory.ts";
+import {
+  FILES,
+  type LaunchRecord,
+  lookAtRunDirectory,
+  makeRunDirectory,
+  writeRecord,
+} from "../control/run-directory.ts";
 import { goDetached } from "./detached.ts";
 import { printJson, printLine, tableLines } from "./io.ts";
 import { launchOf } from "./launch.ts";
 import { type RunPlace, runPlace } from "./run-place.ts";
-import { supervise } from "./supervise.ts";
 import type { Call, VerbSpec } from "./verb.ts";
 
-const PRINT_SETTINGS: [string, string] = ["--print-settings", "show each setting and where it comes from, and stop"];
+const PRINT_SETTINGS: [string, string] = [
+  "--print-settings",
+  "show each setting and where it comes from, and stop",
+];
 
 export const run: VerbSpec = {
   name: "run",
@@ -59,6 +67,8 @@ async function startRun(call: Call, verb: "run" | "resume"): Promise<number> {
   makeRunDirectory(place.directory);
   writeRecord(join(place.directory, FILES.launch), launchRecord(call, verb, place));
   if (settings.values.detach) return goDetached({ io, place, json, sinceMs, startKeeper: true });
+  // Loaded only here: engines, uploads and the page are much to read for a verb that only looks.
+  const { supervise } = await import("./supervise.ts");
   return supervise({ io, verb, place, settings, json, kept: false });
 }
 
@@ -80,7 +90,10 @@ function launchRecord(call: Call, verb: "run" | "resume", place: RunPlace): Laun
 }
 
 /** What came from the SDK's own variables is written down too: a keeper's environment may be another one day. */
-function addStoreSettings(settings: LaunchRecord["settings"], spec: { endpoint: string | null; region: string; profile: string | null }): void {
+function addStoreSettings(
+  settings: LaunchRecord["settings"],
+  spec: { endpoint: string | null; region: string; profile: string | null },
+): void {
   const add = (name: string, text: string | null) => {
     if (text !== null) settings[name] ??= { text, source: "environment" };
   };

@@ -66,7 +66,8 @@ function parseSettings(texts: ReadonlyMap<string, string>): UploadSettings {
   const settings: UploadSettings = {};
   const uploads = texts.get("uploads");
   const inflight = texts.get("inflight-bytes");
-  if (uploads !== undefined) settings.uploads = SETTINGS.uploads.kind.parse(uploads, "uploads", "") as "auto" | number;
+  if (uploads !== undefined)
+    settings.uploads = SETTINGS.uploads.kind.parse(uploads, "uploads", "") as "auto" | number;
   if (inflight !== undefined) {
     settings.inflightBytes = SETTINGS.inflightBytes.kind.parse(inflight, "inflight-bytes", "") as number;
   }

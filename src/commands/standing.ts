@@ -1,10 +1,10 @@
-import { formatBytes } from "../base/bytes.ts";
-import { plainText } from "../base/log.ts";
-import { StatusDocument } from "../run/status.ts";
 import { readFileSync, renameSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
+import { formatBytes } from "../base/bytes.ts";
+import { plainText } from "../base/log.ts";
 import { askSupervisor } from "../control/channel.ts";
 import { FILES, lookAtRunDirectory, type RunDirectory } from "../control/run-directory.ts";
+import { StatusDocument } from "../run/status.ts";
 import { countText } from "./progress-lines.ts";
 
 /** What a verb finds of a run on this machine. */

@@ -22,9 +22,18 @@ export function statusTable(document: StatusDocument, parts: StatusDocument[], s
     ["skipped", extraction.skipped === 0 ? null : countText(extraction.skipped)],
     ["rate", `${countText(Math.round(tokens.rate))} tokens/s, ${extraction.agg_rate.toFixed(1)} samples/s`],
     ["to go", eta.p50_s === null ? eta.reason || "unknown" : `${secondsText(eta.p50_s)} (${eta.reason})`],
-    ["spool", `${countText(spool.files)} packs, ${formatBytes(spool.bytes)} of ${formatBytes(spool.budget_bytes)}`],
-    ["upload", `${s3.mb_per_s.toFixed(1)} MB/s, ${s3.inflight} of ${s3.limit} connections, ${countText(s3.retries)} retries`],
-    ["store", s3.publish_mode === null ? null : `${s3.publish_mode}, verified by ${s3.verify_mode ?? "unknown"}`],
+    [
+      "spool",
+      `${countText(spool.files)} packs, ${formatBytes(spool.bytes)} of ${formatBytes(spool.budget_bytes)}`,
+    ],
+    [
+      "upload",
+      `${s3.mb_per_s.toFixed(1)} MB/s, ${s3.inflight} of ${s3.limit} connections, ${countText(s3.retries)} retries`,
+    ],
+    [
+      "store",
+      s3.publish_mode === null ? null : `${s3.publish_mode}, verified by ${s3.verify_mode ?? "unknown"}`,
+    ],
     ["limit", bottleneck.stage === null ? null : `${bottleneck.stage}: ${bottleneck.advice}`],
     ["page", run.page_url],
     ["directory", `${run.host}:${run.run_directory}`],

@@ -7,7 +7,7 @@ import { type Io, printJson, say } from "./io.ts";
 import { lost, mergeParts, type StoredCounts, withLost } from "./merge-status.ts";
 import { withStore } from "./open-store.ts";
 import { countText, progressBlock } from "./progress-lines.ts";
-import { runPlace, type RunPlace } from "./run-place.ts";
+import { type RunPlace, runPlace } from "./run-place.ts";
 import { type Standing, standingOf } from "./standing.ts";
 import { statusTable } from "./status-table.ts";
 import { readStoredStatus } from "./stored-status.ts";
@@ -77,7 +77,9 @@ function fromSupervisor({ status: document }: Standing): Found {
 }
 
 function one(document: StatusDocument, source: string): Found {
-  const ended = ["stopped", "preempted", "done", "done_with_skips", "failed", "lost"].includes(document.run.state);
+  const ended = ["stopped", "preempted", "done", "done_with_skips", "failed", "lost"].includes(
+    document.run.state,
+  );
   return { document, parts: [document], counts: null, totals: null, live: false, ended, source };
 }
 

@@ -29,10 +29,14 @@ export const stop: VerbSpec = {
     }
     const after = await standingOf(place.directory);
     const committed = after.status?.extraction.batches.committed ?? null;
-    if (json) printJson(io, { address: place.address, was_running: ran, stopped: true, status: after.status });
+    if (json)
+      printJson(io, { address: place.address, was_running: ran, stopped: true, status: after.status });
     else if (!ran) printLine(io, `nothing runs here (looked in ${place.directory})`);
     else {
-      printLine(io, `stopped: ${committed ?? "?"} batches are committed, ${after.status?.spool.files ?? "?"} wait in the spool`);
+      printLine(
+        io,
+        `stopped: ${committed ?? "?"} batches are committed, ${after.status?.spool.files ?? "?"} wait in the spool`,
+      );
       printLine(io, `next: forebay restart ${place.address}`);
     }
     return EXIT.done;
@@ -63,7 +67,9 @@ export async function untilGone(directory: string, io: Io, options: { keeperToo:
   const first = lookAtRunDirectory(directory).supervisor?.record.process;
   for (let waitedMs = 0; ; waitedMs += POLL_MS) {
     const { supervisor, keeper } = lookAtRunDirectory(directory);
-    const same = supervisor?.record.process.pid === first?.pid && supervisor?.record.process.startTicks === first?.startTicks;
+    const same =
+      supervisor?.record.process.pid === first?.pid &&
+      supervisor?.record.process.startTicks === first?.startTicks;
     const supervisorGone = !supervisor?.alive || !same;
     if (supervisorGone && !(options.keeperToo && keeper?.alive)) return;
     if (waitedMs > 0 && waitedMs % SAY_EVERY_MS === 0) {

@@ -44,7 +44,11 @@ export async function readStoredStatus(store: Store, signal: AbortSignal): Promi
   return { heartbeats, counts, totals: { rows, batches, tokens } };
 }
 
-async function readHeartbeat(store: Store, key: string, signal: AbortSignal): Promise<StoredHeartbeat | null> {
+async function readHeartbeat(
+  store: Store,
+  key: string,
+  signal: AbortSignal,
+): Promise<StoredHeartbeat | null> {
   const info = await store.head(key, signal);
   const bytes = await store.get(key, null, signal);
   if (!info || !bytes) return null;

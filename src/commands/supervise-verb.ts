@@ -2,7 +2,6 @@ import { join } from "node:path";
 import { FILES, LaunchRecord, readRecord } from "../control/run-directory.ts";
 import { damagedLaunch, settingsOfLaunch } from "./launch.ts";
 import { runPlace } from "./run-place.ts";
-import { supervise } from "./supervise.ts";
 import type { VerbSpec } from "./verb.ts";
 
 /** What the keeper starts: `forebay supervise RUN_DIRECTORY`; everything else stands in launch.json there. */
@@ -19,6 +18,7 @@ export const superviseVerb: VerbSpec = {
     if (!launch) throw damagedLaunch(directory);
     const settings = settingsOfLaunch(launch);
     const place = runPlace({ ...call, settings, address: launch.address }, launch.address);
+    const { supervise } = await import("./supervise.ts");
     return supervise({ io: call.io, verb: launch.verb, place, settings, json: false, kept: true });
   },
 };

@@ -1,6 +1,6 @@
 import { hostname } from "node:os";
 import { join } from "node:path";
-import { type ExitCode, EXIT } from "../base/errors.ts";
+import { EXIT, type ExitCode } from "../base/errors.ts";
 import { makeLog } from "../base/log.ts";
 import type { Resolved } from "../config/resolve.ts";
 import { type ControlServer, serveControl } from "../control/channel.ts";
@@ -77,7 +77,10 @@ export async function superviseOnce(input: SuperviseInput): Promise<ExtractResul
     {
       appVersion: options.appVersion,
       address: place.address,
-      name: place.address.split("/").at(-1)!.replace(/^file:/, ""),
+      name: place.address
+        .split("/")
+        .at(-1)!
+        .replace(/^file:/, ""),
       part: options.part,
       host: hostname(),
       pid: process.pid,
@@ -109,7 +112,10 @@ export async function superviseOnce(input: SuperviseInput): Promise<ExtractResul
       set: (limits) => {
         if (!controls) throw new Error("the run is still starting: there are no uploads yet");
         controls.setUploads(limits);
-        log.info("control.set", { uploads: limits.uploads ?? null, inflight_bytes: limits.inflightBytes ?? null });
+        log.info("control.set", {
+          uploads: limits.uploads ?? null,
+          inflight_bytes: limits.inflightBytes ?? null,
+        });
         return limits;
       },
       stop: (reason) => {
@@ -120,7 +126,10 @@ export async function superviseOnce(input: SuperviseInput): Promise<ExtractResul
     });
     monitor = await startMonitor({ source, history: new History(), port: values.port, log, nowMs: Date.now });
     board.pageUrl(monitor.url);
-    writeRecord(join(directory, FILES.supervisor), supervisorRecord(input, options.spool.directory, control, monitor.url));
+    writeRecord(
+      join(directory, FILES.supervisor),
+      supervisorRecord(input, options.spool.directory, control, monitor.url),
+    );
     if (values.heartbeatUrl !== null) stopHeartbeat = startHeartbeat(values.heartbeatUrl, source, log);
     const result = await extract(options, {
       log,
@@ -208,7 +217,14 @@ function sayResult({ io, place, json }: SuperviseInput, { exit, reason, document
   const { run, extraction } = document;
   if (json) {
     const { total_processed, total, skipped, batches, tokens, bytes } = extraction;
-    const counts = { samples: total_processed, total, skipped, batches, tokens: tokens.done, bytes: bytes.verified };
+    const counts = {
+      samples: total_processed,
+      total,
+      skipped,
+      batches,
+      tokens: tokens.done,
+      bytes: bytes.verified,
+    };
     printJson(io, { address: place.address, state: run.state, exit_code: exit, reason, ...counts });
     return;
   }

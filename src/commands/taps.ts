@@ -27,7 +27,15 @@ export const taps: VerbSpec = {
     const shown = chosen ?? Array.from({ length: blocks }, (_, k) => k);
     const { vllm, hf } = tapsMetadata(shown, blocks);
     if (json) {
-      printJson(io, { architecture: model.architecture, blocks, hidden: model.hidden, taps: shown, vllm, hf, defaults });
+      printJson(io, {
+        architecture: model.architecture,
+        blocks,
+        hidden: model.hidden,
+        taps: shown,
+        vllm,
+        hf,
+        defaults,
+      });
       return EXIT.done;
     }
     printLine(io, `${model.architecture}: ${blocks} blocks, hidden ${model.hidden}`);

@@ -1,9 +1,4 @@
-import { resolve } from "node:path";
 import { EXIT, RunError } from "../base/errors.ts";
-import { requireSetting } from "../config/resolve.ts";
-import { tokenizeConversations } from "../dataset/tokenize.ts";
-import { printJson, printLine, say } from "./io.ts";
-import { countText } from "./progress-lines.ts";
 import type { VerbSpec } from "./verb.ts";
 
 export const tokenize: VerbSpec = {
@@ -19,7 +14,6 @@ export const tokenize: VerbSpec = {
     "forebay tokenize --model DIR --input chats.parquet --output DIR --max-tokens 4096 --long truncate --limit 1000",
   ],
   async run() {
-    throw new Error("unwired");
+    throw new RunError({ op: "tokenize", subject: "-", message: "not wired yet", exit: EXIT.configuration });
   },
 };
-void [resolve, EXIT, RunError, requireSetting, tokenizeConversations, printJson, printLine, say, countText];

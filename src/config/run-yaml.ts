@@ -108,7 +108,9 @@ function textOf(node: unknown): SettingText | null | undefined {
   if (node === null || node === undefined) return null;
   if (isScalar(node)) return node.value === null ? null : scalarText(node);
   if (!isSeq(node)) return undefined;
-  const texts = node.items.map((item) => (isScalar(item) && item.value !== null ? scalarText(item) : undefined));
+  const texts = node.items.map((item) =>
+    isScalar(item) && item.value !== null ? scalarText(item) : undefined,
+  );
   return texts.includes(undefined) ? undefined : (texts as string[]);
 }
 

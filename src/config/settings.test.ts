@@ -55,9 +55,21 @@ describe("where a value comes from", () => {
   });
 
   test("what was written resolves to the same values in another working directory", () => {
-    const flags = { model: "m", taps: "1,3", "engine-env": ["A=1", "B=x=y"], "max-blocked": "1h30m", gate: "false" };
+    const flags = {
+      model: "m",
+      taps: "1,3",
+      "engine-env": ["A=1", "B=x=y"],
+      "max-blocked": "1h30m",
+      gate: "false",
+    };
     const first = resolve(flags, { FOREBAY_SPOOL: "s" }, "attach: [a]\npart: 2/4\n");
-    const again = resolveSettings({ verb: "run", flags: first.written, env: {}, file: null, directory: "/elsewhere" });
+    const again = resolveSettings({
+      verb: "run",
+      flags: first.written,
+      env: {},
+      file: null,
+      directory: "/elsewhere",
+    });
     expect(again.values).toEqual(first.values);
     expect(first.values.maxBlockedMs).toBe(5_400_000);
     expect(first.values.engineEnv).toEqual([
@@ -154,7 +166,9 @@ describe("run.yaml", () => {
   test("a key that stands twice, broken YAML, nesting and aliases to nothing are refused with a line", () => {
     expect(refusal(() => parseRunYaml("seed: 1\nseed: 2\n", "f", "/")).subject).toBe("f:2");
     expect(refusal(() => parseRunYaml("seed: [1\n", "f", "/")).message).toMatch(/YAML/);
-    expect(refusal(() => parseRunYaml("seed:\n  deep: 1\n", "f", "/")).message).toMatch(/one value or a list/);
+    expect(refusal(() => parseRunYaml("seed:\n  deep: 1\n", "f", "/")).message).toMatch(
+      /one value or a list/,
+    );
     expect(refusal(() => parseRunYaml("- seed\n", "f", "/")).message).toMatch(/settings such as/);
     expect(refusal(() => parseRunYaml("seed: *nothing\n", "f", "/")).subject).toBe("f:1");
   });
@@ -178,7 +192,12 @@ describe("run.yaml", () => {
   });
 
   test("the file that init writes is read back as it was meant, and names every setting of run", () => {
-    const texts = { taps: "1,3", "spool-bytes": "200GiB", attach: ["/a b", "/c"], "on-exit": "echo: done # not" };
+    const texts = {
+      taps: "1,3",
+      "spool-bytes": "200GiB",
+      attach: ["/a b", "/c"],
+      "on-exit": "echo: done # not",
+    };
     const path = join(mkdtempSync(join(tmpdir(), "forebay-config-")), "run.yaml");
     writeFileSync(path, writeRunYaml("s3://bucket/name", texts));
     const back = readRunYaml(path);

@@ -167,9 +167,14 @@ export const SETTINGS = {
     "auto",
     "what the engine computes in; states are always bf16",
   ),
-  forwardTokens: engine.maybe("forward-tokens", whole(1), "tokens of one forward pass; default: the engine's", {
-    example: "8192",
-  }),
+  forwardTokens: engine.maybe(
+    "forward-tokens",
+    whole(1),
+    "tokens of one forward pass; default: the engine's",
+    {
+      example: "8192",
+    },
+  ),
   attn: engine.maybe("attn", text, "attention implementation of the transformers engine", {
     example: "sdpa",
   }),
@@ -213,7 +218,12 @@ export const SETTINGS = {
   part: control.one("part", partOf, { index: 1, count: 1 }, "this machine's share of the plan", {
     verbs: FINDS_RUN,
   }),
-  takeOver: control.one("take-over", yesNo, false, "take a part over from a machine that is known to be gone"),
+  takeOver: control.one(
+    "take-over",
+    yesNo,
+    false,
+    "take a part over from a machine that is known to be gone",
+  ),
   attach: control.many("attach", path, "file to store beside the run, e.g. the recipe; repeatable", {
     verbs: ["run", "resume"],
     example: "[recipe.yaml]",
@@ -221,9 +231,14 @@ export const SETTINGS = {
   detach: control.one("detach", yesNo, false, "go on in the background, restarted if it dies", {
     verbs: ["run", "resume"],
   }),
-  maxBlockedMs: control.maybe("max-blocked", duration, "give up (exit 75) when blocked so long; default: never", {
-    example: "30m",
-  }),
+  maxBlockedMs: control.maybe(
+    "max-blocked",
+    duration,
+    "give up (exit 75) when blocked so long; default: never",
+    {
+      example: "30m",
+    },
+  ),
   stopDeadlineMs: control.one("stop-deadline", duration, 25_000, "time to flush the spool after a stop"),
   onExit: control.maybe("on-exit", text, "shell command at the end; gets FOREBAY_EXIT_CODE", {
     example: '"shutdown now"',

@@ -131,7 +131,8 @@ async function answerLine(
   handlers: ControlHandlers,
 ): Promise<ControlAnswer> {
   const envelope = Envelope.safeParse(parseJson(line));
-  if (!envelope.success) return { ok: false, message: "expected one line of JSON with a token and a request" };
+  if (!envelope.success)
+    return { ok: false, message: "expected one line of JSON with a token and a request" };
   if (!sameText(envelope.data.token, token)) {
     return { ok: false, message: "wrong token", hint: "the run directory names the right one; is it yours?" };
   }

@@ -4,7 +4,7 @@ import { makeLog } from "../base/log.ts";
 import { keepRunning } from "./keep.ts";
 import { runOnExit } from "./on-exit.ts";
 import type { SupervisorExit } from "./restart-decision.ts";
-import { LaunchRecord, lookAtRunDirectory } from "./run-directory.ts";
+import { type LaunchRecord, lookAtRunDirectory } from "./run-directory.ts";
 
 /**
  * Entry file of the small parent behind `--detach`: `node keeper.js RUN_DIRECTORY`, in a session of its own, with

@@ -16,11 +16,14 @@ export interface DriftLimits {
   warmUpPacks: number;
   /** How many typical deviations (1.4826 x the median absolute deviation) from the median are a jump. */
   deviations: number;
-  /** And by how much of the median it must be off: where all packs are alike, deviations are tiny. */
-  share: number;
+  /**
+   * And how many times the median, or what part of it, RMS and absmax must be; a mean must be off by the RMS.
+   * Packs of short samples have more first tokens, whose states are large, and are no fault: so it is generous.
+   */
+  factor: number;
 }
 
-export const DEFAULT_DRIFT_LIMITS: DriftLimits = { warmUpPacks: 16, deviations: 12, share: 0.5 };
+export const DEFAULT_DRIFT_LIMITS: DriftLimits = { warmUpPacks: 16, deviations: 12, factor: 8 };
 
 const PACKS_HELD = 256;
 const STATES_HELD = 4_096;
@@ -67,17 +70,19 @@ export class DriftWatch {
   }
 
   #jump(pack: Record<Measure, number>, tap: number): string | null {
-    const { warmUpPacks, deviations, share } = this.#limits;
+    const { warmUpPacks, deviations, factor } = this.#limits;
+    const past = this.#past[tap]!;
+    if (past.rms.length < warmUpPacks) return null;
     for (const measure of MEASURES) {
-      const past = this.#past[tap]![measure];
-      if (past.length < warmUpPacks) return null;
-      const typical = median(past);
-      const deviation = 1.4826 * median(past.map((value) => Math.abs(value - typical)));
-      // A mean is a small difference of large numbers: it is judged on the scale of the RMS.
-      const scale = measure === "mean" ? median(this.#past[tap]!.rms) : Math.abs(typical);
-      const off = Math.abs(pack[measure] - typical);
-      if (off > deviations * deviation && off > share * scale) {
-        const numbers = `${pack[measure].toPrecision(4)}, in the run so far ${typical.toPrecision(4)}`;
+      const found = pack[measure];
+      const typical = median(past[measure]);
+      const deviation = 1.4826 * median(past[measure].map((value) => Math.abs(value - typical)));
+      const isFar =
+        measure === "mean"
+          ? Math.abs(found - typical) > median(past.rms)
+          : found > factor * typical || found < typical / factor;
+      if (isFar && Math.abs(found - typical) > deviations * deviation) {
+        const numbers = `${found.toPrecision(4)}, in the run so far ${typical.toPrecision(4)}`;
         return `tap number ${tap}: ${measure} of the pack is ${numbers} (typical deviation ${deviation.toPrecision(2)})`;
       }
     }

@@ -67,8 +67,6 @@ export class Lane {
   life = 0;
   /** Held by one batch for itself: nothing else is sent. */
   held = false;
-  /** `next` said that there is nothing more. */
-  drained = false;
   requests = 0;
   tokensOutstanding = 0;
   culprits: ReadonlySet<number> = new Set();
@@ -85,6 +83,7 @@ export class Lane {
   #lastError: string | null = null;
   #device: string | null = null;
   #forwardTokens: number | null = null;
+  #slotTokens: number | null = null;
   #closed = new AbortController();
 
   constructor(engine: FleetEngine, options: LaneOptions) {
@@ -188,7 +187,8 @@ export class Lane {
   /** Memory ran out with more than one sample in it: half of what it computes at once, from its next life on. */
   makeSmaller(): void {
     const given = this.#engine.load.options.forward_tokens;
-    const present = this.#forwardTokens ?? (typeof given === "number" ? given : this.#up?.loaded?.slots.tokens);
+    const present =
+      this.#forwardTokens ?? (typeof given === "number" ? given : this.#up?.loaded?.slots.tokens);
     if (!present || present <= 1) return;
     this.#forwardTokens = present >> 1;
     this.#options.log.warn("engine.smaller", { engine: this.label, forward_tokens: this.#forwardTokens });
@@ -251,6 +251,7 @@ export class Lane {
       });
     }
     this.#up = engine;
+    this.#slotTokens ??= loaded.slots.tokens;
     this.#enter("running");
     log.info("engine.loaded", {
       engine: this.label,
@@ -299,7 +300,8 @@ function describeMismatch(loaded: Loaded, taps: readonly number[], shape: States
     return `expected a model of hidden size ${shape.hidden}, the engine loaded one of ${loaded.hidden}`;
   }
   const beyond = taps.find((tap) => tap >= loaded.blocks);
-  if (beyond !== undefined) return `tap ${beyond} is beyond the ${loaded.blocks} blocks that the engine loaded`;
+  if (beyond !== undefined)
+    return `tap ${beyond} is beyond the ${loaded.blocks} blocks that the engine loaded`;
   return null;
 }
 

@@ -2,9 +2,8 @@ import fc from "fast-check";
 import { describe, expect, test } from "vitest";
 import {
   blamedRows,
-  NO_STREAK,
+  nextCulprits,
   nextStep,
-  nextStreak,
   type RetryFacts,
   type Trial,
   type TrialFailure,

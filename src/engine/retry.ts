@@ -212,7 +212,11 @@ function halves(rows: readonly { row: number; tokens: number }[]): number[][] {
  * more. When there are many in a row, the engine is ill, not the rows. A child that failed a whole request without
  * dying answers for all of it, unless its memory was too small for them together.
  */
-export function nextCulprits(culprits: ReadonlySet<number>, trial: Trial, died: boolean): ReadonlySet<number> {
+export function nextCulprits(
+  culprits: ReadonlySet<number>,
+  trial: Trial,
+  died: boolean,
+): ReadonlySet<number> {
   if (trial.passed.length > 0) return new Set();
   const tooMuchTogether = ({ kind }: TrialFailure) => kind === "oom" && trial.rows.length > 1;
   const rows = died

@@ -3,12 +3,12 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import fc from "fast-check";
 import { expect, test } from "vitest";
-import { anyBatch, anyShape, makePack, tapNumbers } from "../../test/support/packs.ts";
+import { anyBatch, anyShape, makePack, packFacts, tapNumbers } from "../../test/support/packs.ts";
 import { crc32c } from "../base/checksum.ts";
 import { writeAllSync } from "../base/publish.ts";
 import { parseHeader } from "../base/safetensors.ts";
 import { packLayout, SKIP_REASON_CHARS_MAX, sampleBytes, sampleLayoutOf } from "./layout.ts";
-import { metadataBytesOf } from "./metadata.ts";
+import { metadataBytesOf, packMetadata } from "./metadata.ts";
 import { checkPackHeader, checkSampleCrc, decodeSample, readPackHeader } from "./reader.ts";
 import { finishPack, packPieces } from "./writer.ts";
 
@@ -97,6 +97,21 @@ test("the header's bound holds when every sample is skipped with the longest rea
     const { bytes, layout } = makePack(batch, { ...shape, hasLossMask }, skips);
     const header = readPackHeader(bytes, "pack", layout.bytes);
     expect(header.samples.map((s) => s.skipped)).toEqual(samples.map(() => `'/, ${"x".repeat(44)}`));
+  }
+});
+
+test("the header's bound is exact: only rounding and what skips and long numbers would need is padding", () => {
+  const samples = Array.from({ length: 500 }, (_, i) => ({
+    row: 7 ** (i % 11) + i,
+    tokens: 1 + ((i * 37) % 1_200),
+  }));
+  for (const hasLossMask of [true, false]) {
+    const facts = packFacts(2);
+    const metadataBytes = JSON.stringify(packMetadata(facts)).length - 2;
+    const { bytes, layout } = makePack({ index: 1, samples }, { ...shape, hasLossMask, metadataBytes });
+    const text = bytes.subarray(8, layout.headerBytes).toString();
+    const padding = text.length - text.trimEnd().length;
+    expect(padding).toBeLessThan(64 + ',"skipped":""'.length + "9999999999".length);
   }
 });
 

@@ -5,7 +5,7 @@ import { buildHeader, type Dtype, parseHeader, type SafetensorsHeader } from "..
 import { SAMPLE_BYTES_MAX, sampleBytes } from "../pack/layout.ts";
 import { type Plan, type PlanOptions, SKIP_REASONS } from "./plan.ts";
 
-export const PLAN_FORMAT = "forebay-plan-1";
+const PLAN_FORMAT = "forebay-plan-1";
 
 /**
  * The plan as a safetensors file. `rowsHash` is the content hash of the rows file that it was made of.

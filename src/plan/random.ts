@@ -2,7 +2,8 @@
 export type RandomBelow = (n: number) => number;
 
 /**
- * xoshiro128** 1.1 (Blackman and Vigna, public domain), its state filled by splitmix32 from the two halves of
+ * xoshiro128** 1.1 (Blackman and Vigna, public domain), its state filled by splitmix32 (steps of 0x9e3779b9 through
+ * MurmurHash3's finaliser) from the two halves of
  * `seed` (0 <= seed < 2^53). 32-bit whole-number arithmetic only, so no platform can differ.
  */
 export function seededRandom(seed: number): RandomBelow {

@@ -5,9 +5,9 @@ import type { Uploads } from "../spool/uploader.ts";
 import type { StoreSpec } from "../store/store.ts";
 import type { Part } from "./lease.ts";
 import type { RunRequest } from "./prepare.ts";
+import type { StatusDocument } from "./status.ts";
 import type { StatusBoard } from "./status-board.ts";
 import { Supervisor } from "./supervisor.ts";
-import type { StatusDocument } from "./status.ts";
 
 /** Everything that decides how a run is done; what it is, is in `request`. */
 export interface ExtractOptions {

@@ -151,7 +151,7 @@ async function planFor(
   const plan = makePlan(
     { lengths: rows.lengths(), firstRow: rows.info.firstRow },
     {
-      shape: packShapeOf(numbering, model, rows.info.hasLossMask),
+      shape: packShapeOf(numbering, model, rows.info.hasMask),
       packBytesMax: request.packBytesMax,
       order: request.order,
       seed: request.seed,

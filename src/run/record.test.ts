@@ -42,7 +42,10 @@ test("another identity is refused with exit 4, each difference named", () => {
   const there = record({ taps: [1, 3] });
   const here = { ...there.identity, taps: [2, 4], weights: "f".repeat(64) };
   expect(() => assertSameIdentity(here, there, "file:x/run")).toThrow(
-    expect.objectContaining({ exit: 4, message: expect.stringMatching(/weights.*\n.*taps: stored 1,3, asked 2,4/) }),
+    expect.objectContaining({
+      exit: 4,
+      message: expect.stringMatching(/weights.*\n.*taps: stored 1,3, asked 2,4/),
+    }),
   );
   expect(() => assertSameIdentity({ ...there.identity }, there, "file:x/run")).not.toThrow();
 });
@@ -58,7 +61,9 @@ test.each([
   ["a newer version", Buffer.from(JSON.stringify({ format: "forebay-run-2" })), 78, /newer Forebay/],
   [
     "an identity that was edited by hand",
-    Buffer.from(JSON.stringify({ ...record({ taps: [1] }), identity: { ...record({ taps: [2] }).identity } })),
+    Buffer.from(
+      JSON.stringify({ ...record({ taps: [1] }), identity: { ...record({ taps: [2] }).identity } }),
+    ),
     9,
     /identity's hash/,
   ],

@@ -36,7 +36,11 @@ export async function putSkips(
 }
 
 /** Runtime skips of committed batches, as their skips files have them. A file that cannot be read counts for nothing. */
-export async function readSkips(store: Store, batches: readonly number[], signal?: AbortSignal): Promise<SkippedRow[]> {
+export async function readSkips(
+  store: Store,
+  batches: readonly number[],
+  signal?: AbortSignal,
+): Promise<SkippedRow[]> {
   const skipped: SkippedRow[] = [];
   for (const batch of batches) {
     const bytes = await store.get(skipsKey(batch), null, signal);

@@ -23,15 +23,30 @@ test.each<[string, Partial<StateFacts>, string, RegExp | null]>([
   ["has skipped rows at its end", { ending: "done", skipped: 2 }, "done_with_skips", /2 rows/],
   ["is done", { ending: "done" }, "done", null],
   ["failed", { ending: "failed", endingReason: "engine" }, "failed", /engine/],
-  ["is being stopped while blocked", { stopping: true, blocked: { reason: "x", action: "y" } }, "stopping", null],
+  [
+    "is being stopped while blocked",
+    { stopping: true, blocked: { reason: "x", action: "y" } },
+    "stopping",
+    null,
+  ],
   ["needs a person", { blocked: { reason: "credentials", action: "renew" } }, "blocked", /credentials/],
-  ["has not committed for three times the expected time", { sinceCommitS: 301, expectedCommitS: 100 }, "stalled", /301 s/],
+  [
+    "has not committed for three times the expected time",
+    { sinceCommitS: 301, expectedCommitS: 100 },
+    "stalled",
+    /301 s/,
+  ],
   ["commits seldom, as expected", { sinceCommitS: 299, expectedCommitS: 100 }, "running", null],
   ["has been quiet for less than two minutes", { sinceCommitS: 119, expectedCommitS: 1 }, "running", null],
   ["retries more than one request in a hundred", { retryShare: 0.011 }, "degraded", /1.1 %/],
   ["has an engine down", { enginesDown: 1 }, "degraded", /1 of 2/],
   ["has a nearly full spool", { spoolShare: 0.95 }, "degraded", /90 %/],
-  ["has a store that verifies less", { weakerVerify: "the store ignores create-only" }, "degraded", /ignores/],
+  [
+    "has a store that verifies less",
+    { weakerVerify: "the store ignores create-only" },
+    "degraded",
+    /ignores/,
+  ],
 ])("a run that %s is judged so", (_what, change, state, reason) => {
   const judged = judgeState({ ...healthy, ...change });
   expect(judged.state).toBe(state);

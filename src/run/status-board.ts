@@ -1,5 +1,6 @@
 import type { LogEvent } from "../base/log.ts";
 import type { Stage } from "../base/stage.ts";
+import type { Fleet } from "../engine/fleet.ts";
 import type { Spool } from "../spool/spool.ts";
 import type { Uploader } from "../spool/uploader.ts";
 import type { StoreTraits } from "../store/store.ts";
@@ -33,11 +34,9 @@ export interface BoardSources {
   spool: Spool;
   uploader: Uploader;
   traits: StoreTraits;
-  engines: () => EngineStatus[];
-  computeStage: Stage;
   packStage: Stage;
-  /** Batches that engines could hold at once. */
-  slots: () => number;
+  /** null before the first engine and between two rounds. */
+  fleet: () => Fleet | null;
 }
 
 const EVENTS_TAIL = 100;
@@ -96,12 +95,7 @@ export class StatusBoard implements StatusSource {
   }
 
   /** The run is known and counted; from here on the document shows what the store holds. */
-  opened(
-    record: RunRecord,
-    tally: Tally,
-    bytes: { total: number; committed: number },
-    planSkips: number,
-  ): void {
+  opened(runId: string, tally: Tally, bytes: { total: number; committed: number }, planSkips: number): void {
     this.#runId = runId;
     this.#tally = tally;
     this.#totalBytes = bytes.total;
@@ -123,7 +117,7 @@ export class StatusBoard implements StatusSource {
     entry.lastAt = this.#iso();
     this.#produced += bytes;
     this.#rates.produced.add(bytes);
-    const compute = this.#sources?.computeStage;
+    const compute = this.#sources?.fleet()?.stage;
     const blockedS = compute ? compute.seconds().blocked / Math.max(1, compute.slots) : 0;
     this.#eta?.batchComputed(this.#nowMs() / 1000, amount, blockedS);
   }
@@ -188,10 +182,7 @@ export class StatusBoard implements StatusSource {
     const tally = this.#tally;
     const usage = sources?.spool.usage() ?? null;
     const stats = sources?.uploader.stats() ?? null;
-    const engines = (sources?.engines() ?? []).map((engine) => ({
-      ...engine,
-      last_commit_at: this.#shards.get(engine.shard)?.lastAt ?? null,
-    }));
+    const engines = this.#engines();
     const stages = this.#stages();
     const at = this.#iso();
     const eta = this.#estimate();
@@ -343,12 +334,28 @@ export class StatusBoard implements StatusSource {
     });
   }
 
+  #engines(): EngineStatus[] {
+    const lanes = this.#sources?.fleet()?.status() ?? [];
+    return lanes.map(({ samples_done, batches_done, ...lane }) => ({
+      ...lane,
+      last_commit_at: this.#shards.get(lane.shard)?.lastAt ?? null,
+      flops_share: null,
+      gpu: null,
+    }));
+  }
+
+  /** Batches that the engines hold at once. */
+  #slots(): number {
+    return Math.max(1, this.#tally?.at.engine.batches ?? 0);
+  }
+
   #stages(): StageStatus[] {
     const sources = this.#sources;
     if (!sources) return [];
     const stats = sources.uploader.stats();
     const usage = sources.spool.usage();
     const produced = this.#rates.produced.perSecond();
+    const compute = sources.fleet()?.stage;
     const stage = (
       name: StageStatus["name"],
       slots: number,
@@ -356,9 +363,9 @@ export class StatusBoard implements StatusSource {
       rest: { queue: number; capacity: number | null; rate: number | null },
     ): StageStatus => ({ name, slots, ...seconds, ...rest });
     return [
-      stage("compute", sources.computeStage.slots, sources.computeStage.seconds(), {
+      stage("compute", compute?.slots ?? 0, compute?.seconds() ?? { busy: 0, starved: 0, blocked: 0 }, {
         queue: this.#tally?.at.engine.batches ?? 0,
-        capacity: sources.slots(),
+        capacity: this.#slots(),
         rate: produced,
       }),
       stage("pack", sources.packStage.slots, sources.packStage.seconds(), {
@@ -390,7 +397,7 @@ export class StatusBoard implements StatusSource {
       log: this.#eta,
       toCompute: this.#tally.toCompute(),
       bytesToVerify: this.#totalBytes - verified,
-      slots: this.#sources.slots(),
+      slots: this.#slots(),
     });
   }
 

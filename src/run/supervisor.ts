@@ -1,14 +1,16 @@
+import { resolve } from "node:path";
 import { describeError, EXIT, type ExitCode, RunError } from "../base/errors.ts";
 import { Stage } from "../base/stage.ts";
+import type { FleetEngine } from "../engine/lane.ts";
 import { packLayout } from "../pack/layout.ts";
 import { batchBytes, batchCount, batchOf, planTotals } from "../plan/plan.ts";
 import { recoverReady } from "../spool/recover.ts";
 import { assertBudget, Spool } from "../spool/spool.ts";
 import { Uploader, type UploaderEvent } from "../spool/uploader.ts";
+import { packKey } from "../store/keys.ts";
 import { openStore } from "../store/open.ts";
 import { probeStore } from "../store/probe.ts";
 import { type RetryOptions, withRetries } from "../store/retry.ts";
-import { packKey } from "../store/keys.ts";
 import type { OpenedStore, StoreTraits } from "../store/store.ts";
 import { BatchLoop } from "./batch-loop.ts";
 import type { ExtractOptions, ExtractTools } from "./extract.ts";
@@ -38,6 +40,8 @@ interface Opened {
   spool: Spool;
   holdings: Holdings;
   tally: Tally;
+  /** Rows that earlier sessions skipped at run time. */
+  skippedBefore: number;
 }
 
 /**
@@ -131,14 +135,20 @@ export class Supervisor {
       log.error("store.torn", { key, bytes, planned_bytes: plannedBytes });
     }
     const tally = new Tally(plan, options.part, holdings.committed);
-    board.opened(runId, tally, { total: totals.bytes, committed: holdings.committedBytes }, plan.skippedRows.length);
+    board.opened(
+      runId,
+      tally,
+      { total: totals.bytes, committed: holdings.committedBytes },
+      plan.skippedRows.length,
+    );
     const committedSkips = holdings.withSkips.filter((batch) => holdings.committed[batch]);
-    board.skipped(await readSkips(store, committedSkips, stop));
-    return { store, prepared, runId, spool, holdings, tally };
+    const skippedBefore = await readSkips(store, committedSkips, stop);
+    board.skipped(skippedBefore);
+    return { store, prepared, runId, spool, holdings, tally, skippedBefore: skippedBefore.length };
   }
 
   async #extract(opened: Opened): Promise<Ending> {
-    const { store, prepared, runId, spool, holdings, tally } = opened;
+    const { store, prepared, runId, spool, holdings, tally, skippedBefore } = opened;
     const { options, tools } = { options: this.#options, tools: this.#tools };
     const { board, log, stop } = tools;
     const { plan } = prepared;
@@ -146,7 +156,8 @@ export class Supervisor {
     const recovered = await recoverReady({
       spool,
       identity,
-      layoutOf: (batch) => (batch < batchCount(plan) ? packLayout(batchOf(plan, batch), plan.options.shape) : null),
+      layoutOf: (batch) =>
+        batch < batchCount(plan) ? packLayout(batchOf(plan, batch), plan.options.shape) : null,
       log,
     });
     const inReady = new Set(recovered.good.map(({ pack }) => pack.batch));
@@ -174,45 +185,77 @@ export class Supervisor {
     const loop = new BatchLoop({
       identity,
       prepared,
-      options,
-      tools,
+      engines: this.#fleetEngines(prepared),
       store,
       spool,
       uploader,
+      board,
       tally,
       remaining,
       packStage,
-      skipsMax: Math.floor(options.maxSkips * plan.rows.length),
-      halt: AbortSignal.any([stop, this.#failed.signal]),
+      skipsMax: Math.max(0, Math.floor(options.maxSkips * plan.rows.length) - skippedBefore),
+      runDirectory: options.runDirectory,
+      log,
+      random: tools.random,
+      nowMs: tools.nowMs,
+      prepare: async () => {
+        if (!prepared.record) {
+          board.phase("loading", "storing plan and inputs");
+          await this.#publish(store, prepared, traits);
+        }
+        this.#beat(store);
+        board.phase("extracting", "extracting");
+      },
     });
     this.#loop = loop;
-    this.#closers.push(() => loop.killEngines());
-    board.attach({ spool, uploader, traits, packStage, ...loop.sources() });
+    board.attach({ spool, uploader, traits, packStage, fleet: () => loop.fleet });
     for (const { pack, layout } of recovered.good) {
       tally.move(pack.batch, "ready");
       uploader.enqueue(pack, { identity, layout }, { lookFirst: true });
     }
     tools.onLive?.({ setUploads: (limits) => uploader.setLimits(limits) });
 
-    if (remaining.length > 0) {
+    const halt = AbortSignal.any([stop, this.#failed.signal]);
+    while (loop.hasWork && !halt.aborted) {
       board.phase("loading", "loading the model");
-      await loop.loadFirstEngine();
-      if (options.gate) await loop.gate();
-      if (!prepared.record) {
-        board.phase("loading", "storing plan and inputs");
-        await this.#publish(store, prepared, traits);
-      }
+      await loop.round(halt, this.#options.stopDeadlineMs);
+      board.phase("draining", "uploading what is left");
+      // A pack whose file was spoiled comes back meanwhile: then there is another round.
+      await uploader.idle(halt).catch(() => {});
     }
-    this.#heartbeat = new Heartbeat({
+    if (remaining.length === 0) {
+      this.#beat(store);
+      board.phase("draining", "uploading what was left in the spool");
+      await uploader.idle(halt).catch(() => {});
+    }
+    this.#failed.signal.throwIfAborted();
+    return stop.aborted ? this.#flush(uploader) : this.#complete(uploader);
+  }
+
+  #beat(store: OpenedStore): void {
+    this.#heartbeat ??= new Heartbeat({
       store,
-      part: options.part,
+      part: this.#options.part,
       intervalS: HEARTBEAT_INTERVAL_S,
-      document: () => board.snapshot(),
-      log,
+      document: () => this.#tools.board.snapshot(),
+      log: this.#tools.log,
     });
-    board.phase("extracting", "extracting");
-    await loop.run();
-    return this.#drain(loop, uploader);
+  }
+
+  #fleetEngines(prepared: PreparedRun): FleetEngine[] {
+    const { engines, engineName, engineDtype, engineOptions, request } = this.#options;
+    return engines.map((command, shard) => ({
+      label: `${engineName}-${shard}`,
+      shard,
+      command,
+      load: {
+        model: resolve(request.modelDirectory),
+        dtype: engineDtype,
+        device: null,
+        taps: prepared.identity.taps,
+        options: engineOptions,
+      },
+    }));
   }
 
   async #publish(store: OpenedStore, prepared: PreparedRun, traits: StoreTraits): Promise<RunRecord> {
@@ -241,19 +284,20 @@ export class Supervisor {
     return record;
   }
 
-  /** Nothing more to compute, or a stop: flush ready/, and say how it ends. */
-  async #drain(loop: BatchLoop, uploader: Uploader): Promise<Ending> {
-    const { board, stop } = this.#tools;
-    this.#failed.signal.throwIfAborted();
-    if (stop.aborted) {
-      board.stopping();
-      board.phase("draining", "flushing the spool");
-      const { left } = await uploader.drain({ deadlineMs: this.#options.stopDeadlineMs });
-      return this.#stopped(left === 0 ? "stopped; the spool is empty" : `stopped; ${left} packs wait in the spool`);
-    }
+  /** A graceful stop: what is in ready/ leaves for the store until the deadline; the rest waits in the spool. */
+  async #flush(uploader: Uploader): Promise<Ending> {
+    const { board } = this.#tools;
+    board.stopping();
+    board.phase("draining", "flushing the spool");
+    const { left } = await uploader.drain({ deadlineMs: this.#options.stopDeadlineMs });
+    return this.#stopped(
+      left === 0 ? "stopped; the spool is empty" : `stopped; ${left} packs wait in the spool`,
+    );
+  }
+
+  #complete(uploader: Uploader): Ending {
     const { stuck } = uploader.stats();
     if (stuck.length > 0) throw stuckKeys(this.#options.address, stuck);
-    await loop.stopEngines();
     return this.#done();
   }
 
@@ -276,7 +320,6 @@ export class Supervisor {
         const amount = tally.commit(event.batch);
         board.committed(amount, event.bytes);
         log.info("batch.committed", { batch: event.batch, bytes: event.bytes, how: event.how });
-        this.#loop?.committed(event.batch);
         return;
       }
       case "requeue":
@@ -285,7 +328,6 @@ export class Supervisor {
         this.#loop?.requeue(event.batch);
         return;
       case "blocked":
-        if (event.batch !== null) this.#loop?.stuck(event.batch);
         this.#block(event.reason, event.action ?? "see docs/operating.md");
         return;
       case "down":

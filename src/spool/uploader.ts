@@ -37,6 +37,8 @@ export interface UploaderOptions {
   onEvent: (event: UploaderEvent) => void;
   /** How often a blocked store or pack is tried again. Default 60,000. */
   reprobeMs?: number;
+  /** Entry of the threads; for tests that need them to die. */
+  threadUrl?: URL;
   /** Delays between attempts while the store is down or answers errors. */
   backoff?: { baseMs: number; capMs: number };
 }
@@ -170,6 +172,7 @@ export class Uploader {
   constructor(options: UploaderOptions) {
     this.#options = {
       threads: Math.min(4, availableParallelism()),
+      threadUrl: workerUrl("upload-worker"),
       reprobeMs: 60_000,
       backoff: { baseMs: 250, capMs: 10_000 },
       ...options,
@@ -533,7 +536,7 @@ export class Uploader {
   }
 
   #startThread(): void {
-    const worker = new Worker(workerUrl("upload-worker"), {
+    const worker = new Worker(this.#options.threadUrl, {
       workerData: { spec: this.#options.spec } satisfies UploadWorkerData,
     });
     const thread: Thread = { worker, flights: new Set() };

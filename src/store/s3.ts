@@ -1,5 +1,6 @@
 import * as http from "node:http";
 import * as https from "node:https";
+import type { Readable } from "node:stream";
 import {
   DeleteObjectCommand,
   HeadBucketCommand,
@@ -22,7 +23,7 @@ import {
   readErrorBody,
   type S3Answer,
 } from "./s3-errors.ts";
-import { S3Wire, type WireAnswer, type WireLimits, type WireTarget } from "./s3-wire.ts";
+import { S3Wire, type WireAnswer, type WireLimits, type WireRequest, type WireTarget } from "./s3-wire.ts";
 import {
   type ObjectInfo,
   type OpenedStore,
@@ -90,7 +91,7 @@ export class S3Store implements OpenedStore {
     };
     if (options.md5) headers["content-md5"] = Buffer.from(options.md5, "hex").toString("base64");
     if (options.createOnly) headers["if-none-match"] = "*";
-    const answer = await (await this.#connect()).send({
+    const answer = await this.#send({
       method: "PUT",
       key: this.#fullKey(key),
       headers,
@@ -109,7 +110,7 @@ export class S3Store implements OpenedStore {
 
   async head(key: string, signal?: AbortSignal): Promise<ObjectInfo | null> {
     const facts = this.#facts("head", key);
-    const answer = await (await this.#connect()).send({
+    const answer = await this.#send({
       method: "HEAD",
       key: this.#fullKey(key),
       headers: { "x-amz-checksum-mode": "ENABLED" },
@@ -136,7 +137,7 @@ export class S3Store implements OpenedStore {
     if (range && range.endByte <= range.startByte) return (await this.head(key, signal)) && Buffer.alloc(0);
     const facts = this.#facts("get", key);
     const wanted = range ? range.endByte - range.startByte : null;
-    const answer = await (await this.#connect()).send({
+    const answer = await this.#send({
       method: "GET",
       key: this.#fullKey(key),
       headers: range ? { range: `bytes=${range.startByte}-${range.endByte - 1}` } : {},
@@ -241,7 +242,7 @@ export class S3Store implements OpenedStore {
       } catch (error) {
         throw this.#errorOfSdk(error, facts, signal);
       }
-      // The SDK reads a web page, or an error sent with 200, as an empty list: nothing there, everything to redo.
+      // The SDK reads any other XML, such as an error sent with 200, as an empty list.
       if (page.IsTruncated === undefined && page.Name === undefined) {
         throw corruptAnswer(
           "expected a list of objects, found something else",
@@ -260,13 +261,14 @@ export class S3Store implements OpenedStore {
 
   #makeClient(isPlain: boolean): S3Client {
     const { endpoint, region, pathStyle } = this.#spec;
-    return new S3Client({
+    const client = new S3Client({
       ...(endpoint === null ? {} : { endpoint }),
       region,
       forcePathStyle: pathStyle,
       credentials: () => this.#credentials.get(),
       maxAttempts: 1,
       followRegionRedirects: false,
+      ignoreConfiguredEndpointUrls: true,
       requestChecksumCalculation: "WHEN_REQUIRED",
       responseChecksumValidation: "WHEN_REQUIRED",
       // Else a PUT of 2 MiB opens a connection of its own and may stall for seconds.
@@ -278,9 +280,11 @@ export class S3Store implements OpenedStore {
         socketTimeout: this.#limits.idleMs,
       },
     });
+    refuseWebPages(client);
+    return client;
   }
 
-  #connect(): Promise<S3Wire> {
+  async #send(request: WireRequest): Promise<WireAnswer> {
     this.#wire ??= resolveTarget(this.#client, this.#spec.bucket).then(
       (target) =>
         new S3Wire({
@@ -292,7 +296,15 @@ export class S3Store implements OpenedStore {
           nowMs: this.#nowMs,
         }),
     );
-    return this.#wire;
+    let wire: S3Wire;
+    try {
+      wire = await this.#wire;
+    } catch (error) {
+      // Not for ever: credentials may appear.
+      this.#wire = null;
+      throw this.#errorOfSdk(error, request.facts, request.signal);
+    }
+    return wire.send(request);
   }
 
   #deadline(signal?: AbortSignal): AbortSignal {
@@ -321,6 +333,30 @@ export class S3Store implements OpenedStore {
     checkKey(key, this.address);
     return this.#spec.prefix === "" ? key : `${this.#spec.prefix}/${key}`;
   }
+}
+
+/**
+ * The SDK reads a web page sent with 200 as an empty list: nothing there, everything to be redone. This throws it as
+ * an error with its answer before the SDK looks at the body.
+ */
+function refuseWebPages(client: S3Client): void {
+  client.middlewareStack.add(
+    (next) => async (args) => {
+      const result = await next(args);
+      const response = result.response as {
+        statusCode: number;
+        headers: Record<string, string>;
+        body?: unknown;
+      };
+      if (response.statusCode < 300 && /^text\/html\b/.test(response.headers["content-type"] ?? "")) {
+        (response.body as Readable | undefined)?.resume();
+        throw Object.assign(new Error("a web page"), { $response: response });
+      }
+      return result;
+    },
+    // Nearest to the wire: sees the raw response.
+    { step: "deserialize", priority: "low" },
+  );
 }
 
 /** Asks the SDK where it would send a request for this bucket, without sending one. */

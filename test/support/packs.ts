@@ -22,7 +22,7 @@ export function packFacts(taps: number, identity = "ab".repeat(32)): PackFacts {
 }
 
 /** bf16 bits that are finite and never all zero. */
-export function statesOf(row: number, count: number): Uint16Array {
+function statesOf(row: number, count: number): Uint16Array {
   return Uint16Array.from({ length: count }, (_, i) => 0x3c00 + ((row * 31 + i * 7) % 1000));
 }
 

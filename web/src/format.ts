@@ -81,7 +81,12 @@ export function money(value: number | null, currency: string): string {
   }
 }
 
-/** "done_with_skips" as "done with skips". */
-export function words(name: string): string {
-  return name.replaceAll("_", " ");
+/** MB/s as uplinks are sold: 10^6. */
+export function megabytesPerS(bytesPerS: number | null): string {
+  return bytesPerS === null ? UNKNOWN : `${rate(bytesPerS / 1e6)} MB/s`;
+}
+
+/** "done_with_skips" as "Done with skips". */
+export function title(name: string): string {
+  return name.charAt(0).toUpperCase() + name.slice(1).replaceAll("_", " ");
 }

@@ -1,3 +1,4 @@
+import "./locale.ts";
 import { render } from "preact";
 import "uplot/dist/uPlot.min.css";
 import "./style.css";

@@ -1,5 +1,5 @@
 import { ageS, freshness, nowMs, status } from "./live.ts";
-import { duration, percent, words } from "./format.ts";
+import { duration, percent, title } from "./format.ts";
 import { Answers } from "./parts/answers.tsx";
 import { Charts } from "./parts/charts.tsx";
 import { Engines } from "./parts/engines.tsx";
@@ -25,7 +25,7 @@ export function Page() {
   const { run, extraction } = document_;
   const { tokens, eta } = extraction;
   const done = tokens.total > 0 ? percent(tokens.done / tokens.total) : "";
-  document.title = [done, eta.p50_s === null ? null : duration(eta.p50_s), words(run.state), run.name]
+  document.title = [done, eta.p50_s === null ? null : duration(eta.p50_s), title(run.state), run.name]
     .filter(Boolean)
     .join(" · ");
   return (
@@ -49,7 +49,7 @@ export function Page() {
               part {run.part.index}/{run.part.count}
             </span>
           )}
-          <span>{words(run.phase)}</span>
+          <span>{run.phase}</span>
           <span>up {duration((nowMs.value - Date.parse(run.started_at)) / 1_000)}</span>
           <Updated />
         </p>
@@ -62,12 +62,14 @@ export function Page() {
         <Charts document={document_} />
         <Engines document={document_} />
         <div class="columns">
-          <Safety document={document_} />
-          <Settings document={document_} />
-        </div>
-        <div class="columns">
-          <Events />
-          <Skipped document={document_} />
+          <div class="column">
+            <Safety document={document_} />
+            <Events />
+          </div>
+          <div class="column">
+            <Settings document={document_} />
+            <Skipped document={document_} />
+          </div>
         </div>
       </main>
       <footer>

@@ -27,10 +27,11 @@ export function stageWindow(before: StatusDocument, now: StatusDocument): StageW
   });
 }
 
-/** `known` and what of `tail` is not in it, oldest first, the newest `eventsMax`. */
+/** `known` (oldest first) and what of `tail` (in either order) is not in it; the newest `eventsMax`. */
 export function mergeEvents(known: RunEvent[], tail: RunEvent[], eventsMax: number): RunEvent[] {
   const seen = new Set(known.slice(-2 * tail.length - 50).map(keyOf));
-  const fresh = tail.filter((event) => !seen.has(keyOf(event)));
+  const newestFirst = (tail[0]?.at ?? "") > (tail.at(-1)?.at ?? "");
+  const fresh = (newestFirst ? tail.toReversed() : tail).filter((event) => !seen.has(keyOf(event)));
   return fresh.length === 0 ? known : [...known, ...fresh].slice(-eventsMax);
 }
 

@@ -95,7 +95,7 @@ describe("what the engine cannot run is refused by name, with the engine that ca
     ["random-qwen3_5-vl", "Qwen3_5ForConditionalGeneration"],
   ])("%s", (model, architecture) => {
     const dir = join(models, model);
-    expectRefusal(readModelConfig(dir), architecture);
+    expectRefusal(readModelConfig(dir), `the architecture ${architecture}`);
   });
 
   const good = readModelConfig(join(models, "random-qwen3"));

@@ -1,19 +1,19 @@
 import type { ComponentChildren } from "preact";
 import type { StatusDocument } from "../../../src/run/status.ts";
-import { clock, duration, money, percent, UNKNOWN, words } from "../format.ts";
+import { clock, duration, money, percent, title, UNKNOWN } from "../format.ts";
 import { nowMs } from "../live.ts";
 import { isOver, MEANING, toneOf } from "../tone.ts";
 
 /** The five seconds: healthy, done when, limited by what, and what to do. */
 export function Answers({ document }: { document: StatusDocument }) {
-  const { run, extraction, bottleneck, alerts } = document;
+  const { run, alerts } = document;
   const todo = todoOf(document);
   return (
     <section class="answers" aria-label="In short">
       <Answer term="State" class={`state tone-${toneOf(run.state)}`}>
         <strong class="big" data-testid="state">
           <span class="dot" aria-hidden="true" />
-          {words(run.state)}
+          {title(run.state)}
         </strong>
         <span class="more">
           <bdi>{run.reason ?? MEANING[run.state]}</bdi> For{" "}
@@ -25,7 +25,10 @@ export function Answers({ document }: { document: StatusDocument }) {
       </Answer>
       <Answer term="Limited by">
         <strong class="big">{limitName(document)}</strong>
-        <span class="more">{lostTime(document)}</span>
+        <span class="more">
+          {limitCause(document)}
+          {lostTime(document)}
+        </span>
       </Answer>
       {document.money && (
         <Answer term="Money so far">
@@ -46,23 +49,13 @@ export function Answers({ document }: { document: StatusDocument }) {
           {alerts.map(({ level, text, action }) => (
             <li key={text} class={`alert ${level}`}>
               <strong>{level === "error" ? "Error" : "Warning"}</strong> <bdi>{text}</bdi>{" "}
-              {action && <bdi class="action">{action}</bdi>}
+              {action && <bdi>{action}</bdi>}
             </li>
           ))}
         </ul>
       )}
     </section>
   );
-
-  function todoOf({ run: { action, state } }: StatusDocument): string {
-    if (action) return action;
-    if (state === "done" || state === "done_with_skips") return `forebay verify ${run.address}`;
-    if (isOver(state)) return run.resume_command;
-    if (bottleneck.cause === "unknown" || bottleneck.stage === null || bottleneck.stage === "compute") {
-      return extraction.failed > 0 ? `${extraction.failed} samples failed: see the events below.` : "Nothing.";
-    }
-    return "Nothing is wrong. The verdict below says what would make it faster.";
-  }
 }
 
 function Answer(props: { term: string; class?: string; children: ComponentChildren }) {
@@ -111,15 +104,30 @@ function Finish({ document: { run, extraction } }: { document: StatusDocument })
 }
 
 function limitName({ bottleneck: { stage, cause } }: StatusDocument): string {
-  if (stage === null) return cause === "unknown" ? UNKNOWN : "nothing";
-  const detail = cause === stage || cause === "none" || cause === "unknown" ? "" : `, ${words(cause)}`;
-  return stage === "compute" ? "the engines" : `${stage}${detail}`;
+  if (stage === null) return cause === "unknown" ? UNKNOWN : "Nothing";
+  return stage === "compute" ? "The engines" : title(stage);
+}
+
+function limitCause({ bottleneck: { stage, cause } }: StatusDocument): string {
+  const says = stage !== null && stage !== "compute" && cause !== stage && cause !== "none" && cause !== "unknown";
+  return says ? `${title(cause)}. ` : "";
 }
 
 function lostTime({ engine_seconds_lost, stages }: StatusDocument): string {
   const compute = stages.find(({ name }) => name === "compute");
-  if (engine_seconds_lost === null || !compute) return "Engine time lost waiting: not yet known";
+  if (engine_seconds_lost === null || !compute) return "Engine time lost waiting is not yet known.";
   const all = compute.busy + compute.starved + compute.blocked;
   const share = all > 0 ? ` (${percent(engine_seconds_lost / all)})` : "";
-  return `${duration(engine_seconds_lost)} of engine time lost waiting${share}`;
+  return `${duration(engine_seconds_lost)} of engine time lost waiting${share}.`;
+}
+
+function todoOf({ run, extraction, bottleneck }: StatusDocument): string {
+  const { action, state } = run;
+  if (action) return action;
+  if (state === "done" || state === "done_with_skips") return `forebay verify ${run.address}`;
+  if (isOver(state)) return run.resume_command;
+  if (bottleneck.cause === "unknown" || bottleneck.stage === null || bottleneck.stage === "compute") {
+    return extraction.failed > 0 ? `${extraction.failed} samples failed: see the events below.` : "Nothing.";
+  }
+  return "Nothing is needed. What would make it faster stands below.";
 }

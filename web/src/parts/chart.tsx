@@ -8,8 +8,8 @@ export interface Line {
   values: (number | null)[];
   /** The figure with its unit. */
   show: (value: number | null) => string;
-  /** Drawn against a scale of its own, without an axis. */
-  ownScale?: boolean;
+  /** Drawn as bars against a scale of its own, without an axis: rare things beside a steady line. */
+  bars?: boolean;
 }
 
 export interface Frame {
@@ -18,12 +18,17 @@ export interface Frame {
   t: number[];
 }
 
+export interface Unit {
+  size: number;
+  name: string;
+}
+
 interface ChartProps {
   title: string;
   lines: Line[];
   frame: Frame;
-  /** Axis labels in units of this many bytes. */
-  bytesAxis?: number;
+  /** What the axis counts in; default: the values themselves. */
+  unit?: Unit;
 }
 
 /** The one cursor of all charts: an index into their common time axis, or null. */
@@ -47,7 +52,7 @@ export function moveCursor(step: number | null, points: number): void {
 }
 
 /** One small chart: its figures at the cursor (else the newest) stand above it as text. */
-export function Chart({ title, lines, frame, bytesAxis }: ChartProps) {
+export function Chart({ title, lines, frame, unit }: ChartProps) {
   const box = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const dark = useDarkMode();
@@ -57,7 +62,7 @@ export function Chart({ title, lines, frame, bytesAxis }: ChartProps) {
   // The plot lives as long as its colours; data and range go into it below.
   useEffect(() => {
     if (!box.current || !known) return;
-    const made = new uPlot(optionsFor(box.current, lines, bytesAxis), [[]], box.current);
+    const made = new uPlot(optionsFor(box.current, lines, unit), [[]], box.current);
     plot.current = made;
     shown.add(made);
     const watch = new ResizeObserver(([entry]) => {
@@ -70,16 +75,16 @@ export function Chart({ title, lines, frame, bytesAxis }: ChartProps) {
       made.destroy();
       plot.current = null;
     };
-  }, [dark, known]);
+  }, [dark, known, unit?.name]);
 
   useEffect(() => {
     const made = plot.current;
     if (!made) return;
     made.batch(() => {
-      made.setData([frame.t, ...lines.map(({ values }) => values)] as uPlot.AlignedData, false);
+      made.setData([frame.t, ...lines.map(({ values }) => inUnits(values, unit))] as uPlot.AlignedData, false);
       made.setScale("x", { min: frame.fromS, max: frame.toS });
     });
-  }, [frame.t, frame.toS, frame.fromS, dark, known]);
+  }, [frame.t, frame.toS, frame.fromS, dark, known, unit?.name]);
 
   const readout = lines.map((line) => ({ ...line, value: at === null ? newest(line.values) : (line.values[at] ?? null) }));
   return (
@@ -106,7 +111,7 @@ export function Chart({ title, lines, frame, bytesAxis }: ChartProps) {
   );
 }
 
-function optionsFor(box: HTMLElement, lines: Line[], bytesAxis: number | undefined): uPlot.Options {
+function optionsFor(box: HTMLElement, lines: Line[], unit: Unit | undefined): uPlot.Options {
   const style = getComputedStyle(box);
   const colourOf = (name: string) => style.getPropertyValue(`--${name}`).trim();
   const axis: Partial<uPlot.Axis> = {
@@ -118,7 +123,7 @@ function optionsFor(box: HTMLElement, lines: Line[], bytesAxis: number | undefin
     width: Math.max(50, Math.floor(box.clientWidth)),
     height: HEIGHT_PX,
     legend: { show: false },
-    padding: [8, 6, 0, 0],
+    padding: [8, 16, 0, 0],
     cursor: {
       sync: { key: SYNC_KEY, setSeries: false },
       drag: { x: false, y: false },
@@ -141,23 +146,24 @@ function optionsFor(box: HTMLElement, lines: Line[], bytesAxis: number | undefin
       },
       {
         ...axis,
-        size: 44,
+        size: 52,
         gap: 6,
-        space: 34,
+        space: 28,
         grid: { stroke: colourOf("line"), width: 1 },
-        values: (_, ticks) => ticks.map((tick) => axisLabel(tick, bytesAxis)),
+        values: (_, ticks) => ticks.map((tick) => axisLabel(tick, unit)),
       },
     ],
     series: [
       {},
-      ...lines.map(({ colour, ownScale }): uPlot.Series => {
+      ...lines.map(({ colour, bars }): uPlot.Series => {
         const stroke = colourOf(`line-${colour}`);
         return {
-          scale: ownScale ? "own" : "y",
+          scale: bars ? "own" : "y",
+          paths: bars ? uPlot.paths.bars?.({ size: [1, 6] }) : undefined,
           stroke,
           width: colour === "limit" ? 1 : 1.5,
           dash: colour === "limit" ? [4, 4] : undefined,
-          fill: colour === "a" && lines.length === 1 ? `${stroke}1f` : undefined,
+          fill: bars ? stroke : colour === "a" && lines.length === 1 ? `${stroke}1f` : undefined,
           points: { show: false },
           spanGaps: false,
         };
@@ -186,8 +192,12 @@ function timeLabel(t: number, ticks: number[]): string {
   return at.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
 }
 
-function axisLabel(value: number, bytesAxis: number | undefined): string {
-  if (bytesAxis) return `${Number((value / bytesAxis).toPrecision(3))} G`;
+function inUnits(values: (number | null)[], unit: Unit | undefined): (number | null)[] {
+  return unit ? values.map((value) => (value === null ? null : value / unit.size)) : values;
+}
+
+function axisLabel(value: number, unit: Unit | undefined): string {
+  if (unit) return `${Number(value.toPrecision(3))} ${unit.name}`;
   return value >= 10_000 ? `${Number((value / 1_000).toPrecision(3))} k` : String(Number(value.toPrecision(3)));
 }
 

@@ -1,7 +1,7 @@
 import { signal, useSignal } from "@preact/signals";
 import type { HistoryColumns } from "../../../src/monitor/history.ts";
 import type { StatusDocument } from "../../../src/run/status.ts";
-import { bytes, percent, rate, UNKNOWN } from "../format.ts";
+import { bytes, duration, percent, rate, UNKNOWN } from "../format.ts";
 import { history, historyVersion, nowMs } from "../live.ts";
 import { withGaps } from "../series.ts";
 import { Chart, type Line, moveCursor } from "./chart.tsx";
@@ -17,7 +17,6 @@ const RANGES = [
 /** Null until someone chooses: then the shortest that holds the run so far. */
 const chosenS = signal<number | null>(null);
 
-const GIB = 2 ** 30;
 const perSecond = (value: number | null) => rate(value);
 const megabytes = (value: number | null) => (value === null ? UNKNOWN : `${rate(value)} MB/s`);
 const milliseconds = (value: number | null) => (value === null ? UNKNOWN : `${rate(value)} ms`);
@@ -31,8 +30,11 @@ export function Charts({ document: { run, spool } }: { document: StatusDocument 
   const rangeS = chosenS.value ?? RANGES.find(({ seconds }) => ageS <= seconds)?.seconds ?? 7 * 86_400;
   const nowS = nowMs.value / 1_000;
   const columns = withGaps(history.since(nowS - rangeS, 1_200), nowS);
-  const fromS = rangeS >= 7 * 86_400 ? Math.min(columns.t[0] ?? nowS - 600, nowS - 600) : nowS - rangeS;
+  // A run younger than the range fills the width; a minute at least, or the first points would fly by.
+  const fromS = Math.max(nowS - rangeS, Math.min(columns.t[0] ?? nowS, nowS - 60));
   const frame = { fromS, toS: nowS, t: columns.t };
+  const spoolUnit =
+    spool.budget_bytes >= 4 * 2 ** 30 ? { size: 2 ** 30, name: "GiB" } : { size: 2 ** 20, name: "MiB" };
   const budget = columns.t.map((_, i) => (columns.spool_bytes[i] === null ? null : spool.budget_bytes));
 
   const charts: { title: string; lines: Line[] }[] = [
@@ -56,7 +58,7 @@ export function Charts({ document: { run, spool } }: { document: StatusDocument 
       lines: [
         line("p50", "a", columns, "s3_p50_ms", milliseconds),
         line("p95", "b", columns, "s3_p95_ms", milliseconds),
-        { ...line("errors/s", "bad", columns, "s3_errors_per_s", perSecond), ownScale: true },
+        { ...line("errors/s", "bad", columns, "s3_errors_per_s", perSecond), bars: true },
       ],
     },
     {
@@ -75,7 +77,7 @@ export function Charts({ document: { run, spool } }: { document: StatusDocument 
   return (
     <section class="panel charts" aria-labelledby="charts-title">
       <div class="panel-head">
-        <h2 id="charts-title">The last {RANGES.find(({ seconds }) => seconds === rangeS)?.name.replace("all", "days")}</h2>
+        <h2 id="charts-title">The last {duration(nowS - fromS)}</h2>
         <div class="controls">
           <fieldset class="segments">
             <legend class="hidden">Time shown</legend>
@@ -123,7 +125,7 @@ export function Charts({ document: { run, spool } }: { document: StatusDocument 
           }}
         >
           {charts.map(({ title, lines }) => (
-            <Chart key={title} {...{ title, lines, frame }} bytesAxis={title === "Spool" ? GIB : undefined} />
+            <Chart key={title} {...{ title, lines, frame }} unit={title === "Spool" ? spoolUnit : undefined} />
           ))}
         </div>
       )}

@@ -1,5 +1,5 @@
 import type { StatusDocument } from "../../../src/run/status.ts";
-import { bytes, count, percent, UNKNOWN } from "../format.ts";
+import { count, megabytesPerS, percent, UNKNOWN } from "../format.ts";
 import { stages } from "../live.ts";
 import type { StageWindow } from "../window.ts";
 
@@ -80,7 +80,7 @@ function Stage({ stage, limits }: { stage: StageWindow; limits: boolean }) {
         </div>
         <div>
           <dt>rate</dt>
-          <dd>{stage.rate === null ? UNKNOWN : `${bytes(Math.round(stage.rate))}/s`}</dd>
+          <dd>{megabytesPerS(stage.rate)}</dd>
         </div>
       </dl>
     </li>

@@ -27,7 +27,7 @@ export function Skipped({ document: { extraction } }: { document: StatusDocument
             ))}
           </ul>
           <div class="scroll tall" role="region" aria-labelledby="skipped-title" tabIndex={0}>
-            <table>
+            <table class="narrow">
               <thead>
                 <tr>
                   <th scope="col" class="number">

@@ -1,0 +1,360 @@
+import { readFileSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { describe, expect, onTestFinished, test } from "vitest";
+import {
+  FAKE_HIDDEN,
+  FAKE_TAPS,
+  FAKE_TOKEN_BYTES,
+  fakeEngine,
+  fakeLoad,
+  fakeRequest,
+  isAlive,
+  temporaryDirectory,
+} from "../../test/support/fake-engine.ts";
+import { crc32c } from "../base/checksum.ts";
+import { type LogEvent, makeLog } from "../base/log.ts";
+import { type BatchOutcome, Fleet, type FleetOptions, type Work } from "./fleet.ts";
+
+interface Ran {
+  fleet: Fleet;
+  outcomes: BatchOutcome[];
+  events: LogEvent[];
+  /** Who was given which batch first. */
+  pulled: { engine: string; batch: number }[];
+  attempts: number;
+  run: Promise<void>;
+}
+
+/** Engines of the given arguments over the given batches; every states outcome is checked against its file. */
+function begin(engines: string[][], batches: number[][], options: Partial<FleetOptions> = {}): Ran {
+  const directory = temporaryDirectory();
+  const todo: Work[] = batches.map((rows, batch) => ({ batch, ...fakeRequest(directory, rows) }));
+  const events: LogEvent[] = [];
+  const ran: Ran = { outcomes: [], events, pulled: [], attempts: 0 } as never;
+  ran.fleet = new Fleet({
+    engines: engines.map((args, shard) => ({
+      label: `fake-${shard}`,
+      shard,
+      command: fakeEngine(...args),
+      load: fakeLoad,
+    })),
+    shape: { taps: FAKE_TAPS.length, hidden: FAKE_HIDDEN },
+    log: makeLog([(event) => events.push(event)], Date.now),
+    stderrDirectory: directory,
+    scratchDirectory: join(directory, "scratch"),
+    skipsMax: 10,
+    restart: { baseMs: 1, capMs: 2 },
+    limits: { firstForwardMs: 400, forwardFloorMs: 400, stopGraceMs: 200 },
+    next: async (engine) => {
+      const work = todo.shift();
+      if (!work) return null;
+      ran.pulled.push({ engine, batch: work.batch });
+      return work;
+    },
+    newAttempt: async (work) => {
+      ran.attempts += 1;
+      const attempt = work.attempt + 1;
+      const file = work.file.replace(/\d+\.part$/, `${attempt}.part`);
+      writeFileSync(file, Buffer.alloc(readFileSync(work.file).length));
+      return { ...work, attempt, file };
+    },
+    done: (outcome) => {
+      ran.outcomes.push(outcome);
+      if (outcome.kind === "no-space") todo.push(outcome.work);
+    },
+    ...options,
+  });
+  ran.run = ran.fleet.run();
+  ran.run.catch(() => {});
+  onTestFinished(() => ran.fleet.stop(0));
+  return ran;
+}
+
+async function runAll(...args: Parameters<typeof begin>): Promise<Ran> {
+  const ran = begin(...args);
+  await ran.run;
+  return ran;
+}
+
+/** Each row of the batches: "ok" (its bytes in the file are what the engine told), or why it was skipped. */
+function verdicts({ outcomes }: Ran): Map<number, string> {
+  const rows = new Map<number, string>();
+  for (const outcome of outcomes) {
+    if (outcome.kind !== "states") continue;
+    const bytes = readFileSync(outcome.work.file);
+    for (const sample of outcome.samples) {
+      const { offset } = outcome.work.samples.find(({ row }) => row === sample.row)!;
+      const states = bytes.subarray(offset, offset + sample.tokens * FAKE_TOKEN_BYTES);
+      expect(crc32c(states)).toBe(sample.crc32c);
+      expect(rows.has(sample.row)).toBe(false);
+      rows.set(sample.row, "ok");
+    }
+    for (const { row, reason } of outcome.skipped) rows.set(row, reason);
+  }
+  return rows;
+}
+
+const batches = Array.from({ length: 12 }, (_, b) => [b * 3, b * 3 + 1, b * 3 + 2]);
+const ALL_OK = new Map(batches.flat().map((row) => [row, "ok"]));
+const count = (ran: Ran, event: string) => ran.events.filter((e) => e.event === event).length;
+const sorted = (rows: Map<number, string>) => new Map([...rows].sort(([a], [b]) => a - b));
+
+describe("healthy engines", () => {
+  test("share the batches, each done once, and leave no process behind", async () => {
+    const ran = begin([["--forward-ms", "2"], ["--forward-ms", "2"]], batches);
+    const pids = new Set<number>();
+    const watch = setInterval(() => {
+      for (const { pid } of ran.fleet.status()) if (pid) pids.add(pid);
+    }, 1);
+    await ran.run;
+    clearInterval(watch);
+    expect(sorted(verdicts(ran))).toEqual(ALL_OK);
+    expect(ran.outcomes).toHaveLength(batches.length);
+    expect(new Set(ran.pulled.map(({ engine }) => engine))).toEqual(new Set(["fake-0", "fake-1"]));
+    expect(pids.size).toBe(2);
+    for (const pid of pids) expect(isAlive(pid)).toBe(false);
+    const [a, b] = ran.fleet.status();
+    expect(a!.batches_done + b!.batches_done).toBe(batches.length);
+    expect(a).toMatchObject({ state: "stopped", restarts: 0, last_error: null, tokens_total: 0 });
+    expect(ran.fleet.stage.seconds().busy).toBeGreaterThan(0);
+  });
+
+  test("the first loads, and passes the gate, before the second starts", async () => {
+    const order: string[] = [];
+    const ran = begin([[], []], batches, {
+      prepare: async (engine) => {
+        order.push(`prepare ${engine.label}`);
+        expect(ran.fleet.status()[1]!.state).toBe("starting");
+        expect(ran.fleet.status()[1]!.pid).toBeNull();
+      },
+    });
+    await ran.run;
+    expect(order).toEqual(["prepare fake-0"]);
+    expect(ran.events.filter((e) => e.event === "engine.hello")).toHaveLength(2);
+  });
+
+  test("a gate that fails stops the run before any batch", async () => {
+    const ran = begin([[], []], batches, {
+      prepare: async () => {
+        throw new Error("tap 3 is off by one");
+      },
+    });
+    await expect(ran.run).rejects.toThrow("off by one");
+    expect(ran.pulled).toEqual([]);
+  });
+
+  test("at most `slots` batches are outstanding", async () => {
+    let outstanding = 0;
+    let most = 0;
+    const ran = begin([["--slots", "2", "--forward-ms", "2"]], batches);
+    const { next, done } = ran.fleet["#options" as never] ?? ({} as never);
+    expect([next, done]).toEqual([undefined, undefined]);
+    await ran.run;
+    for (const { event } of ran.events) if (event === "x") outstanding += 1;
+    most = Math.max(most, outstanding);
+    expect(sorted(verdicts(ran))).toEqual(ALL_OK);
+  });
+
+  test("no batches at all: it ends", async () => {
+    const ran = await runAll([[], []], []);
+    expect(ran.outcomes).toEqual([]);
+  });
+});
+
+describe("an engine that dies", () => {
+  test.each(["die-in-batch", "die-half", "exit-70", "garbage", "nan-json", "forgets", "wrong-id", "twice"])(
+    "(%s) once: the batch is done anew in another file, nothing is lost or skipped",
+    async (mode) => {
+      const countFile = join(temporaryDirectory(), "lives");
+      const ran = await runAll([["--mode", mode, "--lives", "1", "--count", countFile]], batches);
+      expect(sorted(verdicts(ran))).toEqual(ALL_OK);
+      expect(ran.fleet.status()[0]!.restarts).toBe(1);
+      expect(ran.fleet.skips).toBe(0);
+    },
+  );
+
+  test.each(["hang-first", "beat-hung", "repeat-progress", "hang-ignoring-sigterm", "late"])(
+    "(%s) of the watchdog: the same",
+    async (mode) => {
+      const countFile = join(temporaryDirectory(), "lives");
+      const ran = await runAll([["--mode", mode, "--lives", "1", "--count", countFile]], batches);
+      expect(sorted(verdicts(ran))).toEqual(ALL_OK);
+      expect(ran.events.find((e) => e.event === "engine.exit")).toMatchObject({ kind: "hang" });
+    },
+  );
+
+  test.each(["die-at-start", "die-loading"])("(%s) twice: it is started until it lives", async (mode) => {
+    const countFile = join(temporaryDirectory(), "lives");
+    const ran = await runAll([["--mode", mode, "--lives", "2", "--count", countFile]], batches);
+    expect(sorted(verdicts(ran))).toEqual(ALL_OK);
+    expect(ran.fleet.status()[0]!.restarts).toBe(2);
+  });
+
+  test("again and again: it is given up, and the others do its work", async () => {
+    const ran = await runAll([[], ["--mode", "die-loading"]], batches);
+    expect(sorted(verdicts(ran))).toEqual(ALL_OK);
+    const [good, bad] = ran.fleet.status();
+    expect(good!.batches_done).toBe(batches.length);
+    expect(["failed", "stopped"]).toContain(bad!.state);
+  });
+
+  test("again and again, and there is no other: the run stops, saying why", async () => {
+    const ran = begin([["--mode", "die-loading"]], batches);
+    await expect(ran.run).rejects.toMatchObject({ name: "EngineError", exit: 7 });
+    await expect(ran.run).rejects.toThrow("died 5 times in a row");
+    expect(ran.outcomes).toEqual([]);
+    expect(ran.fleet.status()[0]).toMatchObject({ state: "failed", restarts: 4 });
+  });
+
+  test("because the model is refused: the run stops at once, with its reason", async () => {
+    const ran = begin([["--mode", "refuse-load"], []], batches);
+    await expect(ran.run).rejects.toThrow("no such family");
+    expect(count(ran, "engine.hello")).toBe(1);
+  });
+
+  test("because memory ran out: it comes back with smaller forwards", async () => {
+    const countFile = join(temporaryDirectory(), "lives");
+    const ran = await runAll([["--mode", "sigkill-itself", "--lives", "1", "--count", countFile]], batches);
+    expect(sorted(verdicts(ran))).toEqual(ALL_OK);
+    expect(ran.events.find((e) => e.event === "engine.smaller")).toMatchObject({ forward_tokens: 500_000 });
+  });
+});
+
+describe("a row that cannot be done", () => {
+  test.each([
+    ["fail-rows", "nonfinite"],
+    ["nan", "bad-states"],
+    ["zeros", "bad-states"],
+    ["constant", "bad-states"],
+    ["too-few-bytes", "bad-states"],
+    ["wrong-tokens", "bad-states"],
+    ["other-sample", "bad-states"],
+    ["die-in-batch", "crash"],
+    ["oom", "oom"],
+  ])("(%s) is skipped, and only it, after two fresh engines failed it", async (mode, kind) => {
+    const bad = ["--mode", mode, "--rows", "13"];
+    const ran = await runAll([bad, bad], batches);
+    const rows = sorted(verdicts(ran));
+    expect(rows.get(13)).toContain(`${kind}: `);
+    rows.set(13, "ok");
+    expect(rows).toEqual(ALL_OK);
+    expect(ran.fleet.skips).toBe(1);
+    const lives = ran.events.filter((e) => e.event === "engine.row-failed" && e.row === 13);
+    expect(lives.length).toBeGreaterThanOrEqual(3);
+  });
+
+  test("with a single engine, and a row that hangs it: the same", async () => {
+    const ran = await runAll([["--mode", "hang-first", "--rows", "13"]], batches);
+    expect(verdicts(ran).get(13)).toContain("hang: ");
+    expect(ran.fleet.skips).toBe(1);
+  });
+
+  test("alone in its batch, the first of the run: others go first", async () => {
+    const ran = await runAll([["--mode", "fail-rows", "--rows", "0"]], [[0], [1], [2]]);
+    expect(sorted(verdicts(ran))).toEqual(
+      new Map([
+        [0, "nonfinite: states are not finite"],
+        [1, "ok"],
+        [2, "ok"],
+      ]),
+    );
+  });
+
+  test("is done by the engine that can", async () => {
+    const ran = await runAll([["--mode", "fail-rows", "--rows", "1,13,20"], []], batches);
+    expect(sorted(verdicts(ran))).toEqual(ALL_OK);
+    expect(ran.attempts).toBe(0);
+  });
+
+  test("is one too many: the run stops, the other batches released", async () => {
+    const ran = begin([["--mode", "fail-rows", "--rows", "4,13"]], batches, { skipsMax: 1 });
+    await expect(ran.run).rejects.toThrow("--max-skips");
+    expect(new Set(ran.outcomes.map(({ kind }) => kind))).toContain("released");
+    expect(ran.outcomes).toHaveLength(ran.pulled.length);
+  });
+});
+
+describe("a sick engine", () => {
+  test.each(["fail-rows", "nan", "zeros", "too-few-bytes"])(
+    "(%s, every row) is stopped, not believed: nothing is skipped",
+    async (mode) => {
+      const ran = await runAll([["--mode", mode], []], batches);
+      expect(sorted(verdicts(ran))).toEqual(ALL_OK);
+      expect(ran.fleet.skips).toBe(0);
+      expect(ran.fleet.status()[0]!.state).toBe("failed");
+      expect(count(ran, "engine.given-up")).toBe(1);
+    },
+  );
+
+  test("that is the only one stops the run", async () => {
+    const ran = begin([["--mode", "fail-rows"]], batches);
+    await expect(ran.run).rejects.toThrow("rows in a row");
+    expect(ran.fleet.skips).toBe(0);
+  });
+
+  test("that lies about its states in a way only the run's statistics show is stopped, its packs kept", async () => {
+    const many = Array.from({ length: 60 }, (_, b) => [b * 3, b * 3 + 1, b * 3 + 2]);
+    const drifting = ["--mode", "drift", "--rows", many.slice(40).flat().join(",")];
+    const ran = begin([drifting], many);
+    await expect(ran.run).rejects.toThrow("drifted in 3 packs");
+    expect(count(ran, "engine.drift-jump")).toBeGreaterThanOrEqual(3);
+    expect(verdicts(ran).size).toBeGreaterThanOrEqual(43 * 3);
+  });
+});
+
+test("a full disk is nobody's fault: the batch is given back and taken again when there is room", async () => {
+  let isFull = true;
+  const countFile = join(temporaryDirectory(), "lives");
+  const args = ["--mode", "enospc", "--rows", "13", "--lives", "1", "--count", countFile];
+  const outcomes: BatchOutcome[] = [];
+  const ran = begin([args], batches, {
+    done: (outcome) => {
+      outcomes.push(outcome);
+      if (outcome.kind === "no-space") isFull = false;
+    },
+  });
+  await ran.run;
+  expect(isFull).toBe(false);
+  expect(outcomes.filter(({ kind }) => kind === "no-space")).toHaveLength(1);
+  expect(outcomes.filter(({ kind }) => kind === "states")).toHaveLength(batches.length - 1);
+  expect(ran.fleet.status()[0]).toMatchObject({ restarts: 0, last_error: null });
+});
+
+describe("stop", () => {
+  test("finishes what is in the engines and claims no more", async () => {
+    const ran = begin([["--forward-ms", "5"]], batches);
+    await expect.poll(() => ran.outcomes.length).toBeGreaterThan(0);
+    await ran.fleet.stop(10_000);
+    await ran.run;
+    expect(ran.outcomes.every(({ kind }) => kind === "states")).toBe(true);
+    expect(ran.outcomes).toHaveLength(ran.pulled.length);
+    expect(ran.pulled.length).toBeLessThan(batches.length);
+  });
+
+  test("releases what is not finished in time, once nothing writes any more", async () => {
+    const ran = begin([["--mode", "hang-ignoring-sigterm"]], batches, { limits: { firstForwardMs: 60_000 } });
+    await expect.poll(() => ran.fleet.status()[0]!.tokens_total).toBeGreaterThan(0);
+    const { pid } = ran.fleet.status()[0]!;
+    await ran.fleet.stop(50);
+    await ran.run;
+    expect(isAlive(pid!)).toBe(false);
+    expect(ran.outcomes.map(({ kind }) => kind)).toEqual(ran.pulled.map(() => "released"));
+  });
+
+  test("while the engine is loading, or waits for work that does not come", async () => {
+    const loading = begin([["--mode", "hang-loading"]], batches);
+    await expect.poll(() => loading.fleet.status()[0]!.state).toBe("loading");
+    await loading.fleet.stop(0);
+    await loading.run;
+    const waiting = begin([[]], [], {
+      next: (_, signal) =>
+        new Promise((_resolve, reject) => {
+          signal.addEventListener("abort", () => reject(signal.reason));
+        }),
+    });
+    await expect.poll(() => waiting.fleet.status()[0]!.state).toBe("idle");
+    await waiting.fleet.stop(0);
+    await waiting.run;
+    expect(waiting.fleet.stage.seconds().blocked).toBeGreaterThanOrEqual(0);
+  });
+});

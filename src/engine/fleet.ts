@@ -1,0 +1,705 @@
+import { EXIT, RunError } from "../base/errors.ts";
+import type { Log } from "../base/log.ts";
+import { Stage } from "../base/stage.ts";
+import { Bell } from "./bell.ts";
+import { refusedRows, type StatesShape } from "./check-states.ts";
+import { type Clock, realClock } from "./clock.ts";
+import { DEFAULT_DRIFT_LIMITS, type DriftLimits, DriftWatch } from "./drift.ts";
+import type { Engine } from "./engine.ts";
+import { EngineError } from "./engine-error.ts";
+import { type FleetEngine, Lane, type LaneStatus, makeScratch } from "./lane.ts";
+import type { ExtractSample, Loaded, SampleStates } from "./protocol.ts";
+import {
+  nextCulprits,
+  nextStep,
+  type RetryStep,
+  type Trial,
+  type TrialFailure,
+  type Where,
+} from "./retry.ts";
+import type { EngineLimits } from "./watchdog.ts";
+
+/**
+ * Runs N engines over a stream of batches. The fleet PULLS: whenever an engine has room it calls `next(label)`,
+ * which may take its time (space is reserved in it) and returns a batch with its part file already made at full
+ * size, or null when there are no more for any engine. Of every batch that it was given, the fleet says `done` exactly once:
+ * "states" (each row accepted or skipped, the accepted ones written in `outcome.work.file`, which is the newest
+ * attempt), "no-space" (give the batch to `next` again when there is room; it is asked anew even after it said null), or "released" (the fleet was stopped). In all three cases nothing writes into any of the
+ * batch's files any more. Between, everything about engines is the fleet's: restarts, retries by retry.ts (rows that a
+ * living child failed are sent to another engine into the same file; after a death the whole batch is done anew in
+ * the file that `newAttempt` makes, asked for only after the child's exit), skips, the stopping of sick engines.
+ * `run` resolves when `next` has said null and every batch is done; it rejects with what stops the run, all
+ * other batches having been released. The first engine loads (and passes `prepare`) before the others start, so that
+ * they find the weights in the page cache.
+ */
+export interface FleetOptions {
+  engines: readonly FleetEngine[];
+  shape: StatesShape;
+  log: Log;
+  clock?: Clock;
+  random?: () => number;
+  limits?: Partial<EngineLimits>;
+  /** Where each engine's stderr goes as `<label>.log`; null: only its tail is kept. */
+  stderrDirectory: string | null;
+  /** For the few bytes of a known-good row recomputed; made when needed. */
+  scratchDirectory: string;
+  /** Rows that this session may still skip (`--max-skips` less those skipped before). */
+  skipsMax: number;
+  /** Rows in a row that an engine alone fails before it is stopped. Default 8. */
+  culpritsMax?: number;
+  /** Deaths in a row before an engine is given up. Default 5. */
+  deathsMax?: number;
+  /** Delay before a restart after a death, full jitter. Default 1 s, doubling, at most 60 s. */
+  restart?: { baseMs: number; capMs: number };
+  /** Null: no drift watch. */
+  drift?: DriftLimits | null;
+  /** Odd packs in a row from one engine before it is stopped (they are kept). Default 3. */
+  driftStrikesMax?: number;
+  /** How long rows wait for anything to pass that could prove an engine. Default 10 min. */
+  knownGoodWaitMs?: number;
+  /** The gate: what the first engine must pass, once, before any work. Throws to stop the run. */
+  prepare?: (engine: Engine, loaded: Loaded) => Promise<void>;
+  next(engine: string, signal: AbortSignal): Promise<Work | null>;
+  /** A new file and attempt number for the same samples at the same offsets; the old file is the caller's to drop. */
+  newAttempt(work: Work): Promise<Work>;
+  done(outcome: BatchOutcome): Promise<void> | void;
+}
+
+/** One batch to compute: its part file at full size, and where each sample's states go. */
+export interface Work {
+  batch: number;
+  attempt: number;
+  file: string;
+  /** In plan order; rows are unique. */
+  samples: readonly ExtractSample[];
+}
+
+export interface SkippedRow {
+  row: number;
+  reason: string;
+}
+
+export type BatchOutcome =
+  | {
+      kind: "states";
+      /** As last attempted: its `file` holds the states. A skipped row's bytes are whatever a failed trial left. */
+      work: Work;
+      /** Accepted ones, in the work's order. */
+      samples: SampleStates[];
+      skipped: SkippedRow[];
+      /** The engine that finished it. */
+      engine: string;
+      shard: number;
+      /** As the engines told: sums over all trials that gave states. */
+      seconds: { forward: number; write: number };
+    }
+  | { kind: "no-space"; work: Work; reason: string }
+  | { kind: "released"; work: Work };
+
+/** A batch on its way. */
+interface Case {
+  work: Work;
+  good: Map<number, SampleStates>;
+  skipped: Map<number, string>;
+  trials: Trial[];
+  seconds: { forward: number; write: number };
+  /** The last trial ended in the child's death: its file is not to be used again. */
+  died: boolean;
+  last: Lane | null;
+}
+
+/** Thrown inside to unwind a batch that will not be finished. */
+class Released extends Error {}
+
+export class Fleet {
+  /** Where the engines' time goes: busy, starved (starting, loading), blocked (no batch was given). */
+  readonly stage: Stage;
+  readonly #options: FleetOptions;
+  readonly #clock: Clock;
+  readonly #lanes: Lane[];
+  readonly #bell = new Bell();
+  readonly #drift: DriftWatch | null;
+  readonly #discredited = new Set<string>();
+  readonly #cases = new Set<Promise<void>>();
+  readonly #stopping = new AbortController();
+  #lives = 0;
+  #skips = 0;
+  #knownGood: ExtractSample | null = null;
+  /** `next` said that there is nothing more. */
+  #drained = false;
+  /** Calls of `next` that have not been answered. */
+  #pulls = 0;
+  /** Batches that wait for any row to pass. */
+  #waitingForGood = 0;
+  #fatal: unknown = null;
+  #finished = false;
+  #firstReady = false;
+
+  constructor(options: FleetOptions) {
+    this.#options = options;
+    this.#clock = options.clock ?? realClock;
+    this.stage = new Stage("compute", () => this.#clock.nowMs());
+    const drift = options.drift === undefined ? DEFAULT_DRIFT_LIMITS : options.drift;
+    this.#drift = drift && new DriftWatch(options.shape, drift);
+    this.#lanes = options.engines.map(
+      (engine) =>
+        new Lane(engine, {
+          log: options.log,
+          clock: this.#clock,
+          limits: options.limits ?? {},
+          random: options.random ?? Math.random,
+          shape: options.shape,
+          stderrDirectory: options.stderrDirectory,
+          restart: options.restart ?? { baseMs: 1_000, capMs: 60_000 },
+          deathsMax: options.deathsMax ?? 5,
+          newLife: () => {
+            this.#lives += 1;
+            return this.#lives;
+          },
+          onChange: (lane) => this.#changed(lane),
+        }),
+    );
+  }
+
+  async run(): Promise<void> {
+    const lanes = this.#lanes.map((lane, i) =>
+      this.#live(lane, i === 0).catch((error: unknown) => this.#stopRun(error)),
+    );
+    await Promise.all(lanes);
+    await Promise.all(this.#cases);
+    if (this.#fatal !== null) throw this.#fatal;
+  }
+
+  /**
+   * Claims no more, and resolves when nothing is in the engines and they are gone. What is in them is finished
+   * until `graceMs` from now, then released.
+   */
+  async stop(graceMs: number): Promise<void> {
+    this.#stopping.abort();
+    this.#bell.ring();
+    let isLate = false;
+    const cancel = this.#clock.setTimer(() => {
+      isLate = true;
+      this.#bell.ring();
+    }, graceMs);
+    while (this.#cases.size > 0 && !isLate) await this.#bell.wait();
+    cancel();
+    this.#finished = true;
+    this.#bell.ring();
+    await Promise.all(this.#lanes.map((lane) => lane.close(isLate)));
+    await Promise.all(this.#cases);
+  }
+
+  /** Stops one engine for good, for a reason found elsewhere (a canary); its batches go to the others. */
+  discredit(label: string, reason: string): void {
+    const lane = this.#lanes.find((one) => one.label === label);
+    if (lane) this.#discredit(lane, reason);
+  }
+
+  status(): LaneStatus[] {
+    return this.#lanes.map((lane) => lane.status());
+  }
+
+  /** Rows skipped in this session. */
+  get skips(): number {
+    return this.#skips;
+  }
+
+  // --- one engine's seat ---
+
+  async #live(lane: Lane, isFirst: boolean): Promise<void> {
+    this.#changed(lane);
+    while (!isFirst && !this.#firstReady && !this.#isOver) await this.#bell.wait();
+    while (!this.#isOver) {
+      const engine = await lane.bringUp();
+      if (!engine) break;
+      if (!this.#firstReady) {
+        await this.#options.prepare?.(engine, engine.loaded!);
+        this.#firstReady = true;
+      }
+      this.#bell.ring();
+      await this.#feed(lane, engine);
+      if (this.#isOver) break;
+      const exit = await engine.exited;
+      if (exit.kind === "stopped") lane.restarting();
+      else lane.died(exit.reason);
+    }
+    // Whichever comes first: without the first engine the others still deserve their try.
+    if (lane.over) this.#firstReady = true;
+    if (lane.failed) this.#discredited.add(lane.label);
+    await lane.close(this.#fatal !== null);
+    if (!this.#isOver && this.#lanes.every((one) => one.over)) this.#stopRun(this.#noEnginesLeft());
+    this.#bell.ring();
+  }
+
+  /** Gives the engine work as long as it lives; resolves when it is of no more use or there is nothing more to do. */
+  async #feed(lane: Lane, engine: Engine): Promise<void> {
+    const gone = engine.exited.then(() => this.#bell.ring());
+    while (engine.usable && !this.#isOver) {
+      if (this.#stopping.signal.aborted || this.#drained || !lane.hasRoom) {
+        this.#finishIfNothingIsLeft();
+        if (!this.#isOver) await this.#bell.wait();
+        continue;
+      }
+      const work = await this.#next(lane);
+      if (work) this.#begin(work, lane);
+      else this.#drained = true;
+    }
+    if (!engine.usable) await gone;
+  }
+
+  async #next(lane: Lane): Promise<Work | null> {
+    this.#changed(lane);
+    this.#pulls += 1;
+    try {
+      return await this.#options.next(lane.label, this.#stopping.signal);
+    } catch (error) {
+      if (!this.#stopping.signal.aborted) throw error;
+      return null;
+    } finally {
+      this.#pulls -= 1;
+    }
+  }
+
+  #finishIfNothingIsLeft(): void {
+    const isOut = this.#stopping.signal.aborted || this.#drained;
+    if (!isOut || this.#pulls > 0 || this.#cases.size > 0) return;
+    this.#finished = true;
+    // One that is loading, or waits before a restart, is not needed any more.
+    for (const lane of this.#lanes) if (!lane.up) void lane.close(true);
+    this.#bell.ring();
+  }
+
+  get #isOver(): boolean {
+    return this.#finished || this.#fatal !== null;
+  }
+
+  // --- one batch ---
+
+  #begin(work: Work, lane: Lane): void {
+    const one: Case = {
+      work,
+      good: new Map(),
+      skipped: new Map(),
+      trials: [],
+      seconds: { forward: 0, write: 0 },
+      died: false,
+      last: null,
+    };
+    const carried = this.#carry(one, lane)
+      .catch((error: unknown) => {
+        if (!(error instanceof Released)) this.#stopRun(error);
+        return this.#options.done({ kind: "released", work: one.work });
+      })
+      .catch((error: unknown) => this.#stopRun(error))
+      .finally(() => {
+        this.#cases.delete(carried);
+        this.#finishIfNothingIsLeft();
+        this.#bell.ring();
+      });
+    this.#cases.add(carried);
+  }
+
+  /** From its first trial to its outcome. */
+  async #carry(one: Case, preferred: Lane): Promise<void> {
+    const rows = one.work.samples.map(({ row }) => row);
+    await this.#firstTrial(one, preferred, rows);
+    for (;;) {
+      const step = nextStep({
+        rows: one.work.samples.map(({ row, ids }) => ({ row, tokens: ids.length })),
+        good: new Set(one.good.keys()),
+        skipped: new Set(one.skipped.keys()),
+        trials: one.trials,
+        discredited: this.#discredited,
+        skipsLeft: this.#options.skipsMax - this.#skips,
+        hasKnownGood: this.#knownGood !== null,
+      });
+      switch (step.kind) {
+        case "finish":
+          return this.#finish(one);
+        case "no-space":
+          this.#options.log.warn("engine.no-space", { batch: one.work.batch, reason: step.reason });
+          this.#drained = false;
+          return this.#options.done({ kind: "no-space", work: one.work, reason: step.reason });
+        case "stop":
+          throw stopError(step, one.work);
+        case "skip":
+          this.#skip(one, step.rows);
+          break;
+        case "wait-for-good":
+          await this.#waitForGood(step.otherwise);
+          break;
+        case "try":
+          await this.#retry(one, step);
+          break;
+      }
+    }
+  }
+
+  async #firstTrial(one: Case, preferred: Lane, rows: readonly number[]): Promise<void> {
+    let lane: Lane | undefined = preferred;
+    // Between the pull and now it may have died or been held: any other with room will do.
+    while (!lane?.up || !lane.hasRoom) {
+      this.#releaseIfStopping();
+      lane = this.#lanes.find((other) => other.up && other.hasRoom);
+      if (!lane) await this.#bell.wait();
+    }
+    await this.#try(one, lane, rows, { alone: false, proven: false });
+  }
+
+  async #retry(one: Case, step: Extract<RetryStep, { kind: "try" }>): Promise<void> {
+    this.#releaseIfStopping();
+    if (one.died) {
+      one.work = await this.#options.newAttempt(one.work);
+      one.died = false;
+    }
+    const lane = await this.#hold(step.where, one);
+    try {
+      let proven = false;
+      for (const group of step.groups) {
+        if (!proven && group.some((row) => step.probed.has(row))) proven = await this.#probe(lane);
+        if (!proven && group.some((row) => step.probed.has(row))) return;
+        if (!lane.up) return;
+        if (!(await this.#try(one, lane, group, { alone: true, proven }))) return;
+        proven = true;
+      }
+    } finally {
+      lane.held = false;
+      this.#bell.ring();
+    }
+  }
+
+  /** One request; true where all its rows passed. What came of it stands in `one`. */
+  async #try(
+    one: Case,
+    lane: Lane,
+    rows: readonly number[],
+    how: { alone: boolean; proven: boolean },
+  ): Promise<boolean> {
+    const { shape, log } = this.#options;
+    const { work } = one;
+    const wanted = new Set(rows);
+    const asked = work.samples.filter(({ row }) => wanted.has(row));
+    const { life } = lane;
+    let answered: SampleStates[] = [];
+    let failures: TrialFailure[] = [];
+    let died = false;
+    try {
+      const answer = await this.#ask(lane, { attempt: work.attempt, file: work.file, samples: asked });
+      failures = answer.failed.map(({ message, ...failure }) => ({ ...failure, reason: message }));
+      const failedRows = new Set(failures.map(({ row }) => row));
+      const refused = refusedRows(
+        asked.filter(({ row }) => !failedRows.has(row)),
+        answer.samples,
+        shape,
+      );
+      for (const { row, reason } of refused) {
+        failures.push({ row, kind: "bad-states", errno: null, reason, named: true });
+      }
+      const bad = new Set(failures.map(({ row }) => row));
+      answered = answer.samples.filter(({ row }) => !bad.has(row));
+      one.seconds.forward += answer.seconds.forward ?? 0;
+      one.seconds.write += answer.seconds.write ?? 0;
+    } catch (error) {
+      if (!(error instanceof EngineError)) throw error;
+      died = true;
+      const { kind, errno, message: reason } = error;
+      failures = rows.map((row) => ({ row, kind, errno, reason, named: error.rows.includes(row) }));
+    }
+    one.last = lane;
+    if (died) {
+      one.died = true;
+      one.good.clear();
+    }
+    for (const sample of answered) one.good.set(sample.row, sample);
+    const passed = answered.map(({ row }) => row);
+    const trial: Trial = {
+      engine: lane.label,
+      life,
+      livesStarted: this.#lives,
+      rows,
+      ...how,
+      passed,
+      failures,
+    };
+    one.trials.push(trial);
+    for (const { row, kind, reason } of failures.slice(0, 20)) {
+      log.warn("engine.row-failed", { engine: lane.label, batch: work.batch, row, kind, reason });
+    }
+    this.#judge(lane, trial, died);
+    this.#rememberGood(asked.filter(({ row }) => one.good.has(row)));
+    this.#releaseIfKilled(failures);
+    return failures.length === 0;
+  }
+
+  async #ask(lane: Lane, request: Parameters<Engine["extract"]>[0]): ReturnType<Engine["extract"]> {
+    const tokens = request.samples.reduce((sum, { ids }) => sum + ids.length, 0);
+    let before = 0;
+    const progressed = (tokensDone: number) => {
+      lane.progressed(tokensDone - before);
+      before = tokensDone;
+    };
+    lane.requests += 1;
+    lane.tokensOutstanding += tokens;
+    this.#changed(lane);
+    try {
+      const answer = await lane.up!.extract(request, progressed);
+      progressed(tokens);
+      return answer;
+    } finally {
+      lane.requests -= 1;
+      lane.tokensOutstanding -= tokens;
+      this.#changed(lane);
+      this.#bell.ring();
+    }
+  }
+
+  /** What a trial says about the engine. */
+  #judge(lane: Lane, trial: Trial, died: boolean): void {
+    const { failures, passed, rows } = trial;
+    if (passed.length > 0) lane.passed();
+    if (failures.some(({ kind }) => kind === "oom") && (rows.length > 1 || !trial.alone)) lane.makeSmaller();
+    lane.culprits = nextCulprits(lane.culprits, trial, died);
+    if (lane.culprits.size >= (this.#options.culpritsMax ?? 8)) {
+      this.#discredit(lane, `it failed ${lane.culprits.size} rows in a row: ${failures[0]?.reason}`);
+    }
+  }
+
+  #discredit(lane: Lane, reason: string): void {
+    this.#discredited.add(lane.label);
+    lane.giveUp(reason);
+    this.#bell.ring();
+  }
+
+  /** The shortest will do. */
+  #rememberGood(samples: readonly ExtractSample[]): void {
+    for (const sample of samples) {
+      if (!this.#knownGood || sample.ids.length < this.#knownGood.ids.length) this.#knownGood = sample;
+    }
+  }
+
+  /** Whether a row known to be good passes in this engine. One that fails it is started anew, and then given up. */
+  async #probe(lane: Lane): Promise<boolean> {
+    const { shape, scratchDirectory, log } = this.#options;
+    const sample = { ...this.#knownGood!, offset: 0 };
+    const file = makeScratch(scratchDirectory, lane.label, sample.ids.length * shape.taps * shape.hidden * 2);
+    let reason: string;
+    if (!lane.up) return false;
+    try {
+      const answer = await this.#ask(lane, { attempt: 1, file, samples: [sample] });
+      const refused = refusedRows([sample], answer.samples, shape)[0];
+      if (!refused) return true;
+      reason = answer.failed[0]?.message ?? refused.reason;
+      lane.probesFailed += 1;
+      if (lane.probesFailed < 2) await lane.up?.shutdown();
+    } catch (error) {
+      // The death counts by itself.
+      if (!(error instanceof EngineError)) throw error;
+      reason = error.message;
+    }
+    this.#releaseIfStopping();
+    log.warn("engine.probe-failed", { engine: lane.label, row: sample.row, reason });
+    if (lane.probesFailed >= 2)
+      this.#discredit(lane, `it fails row ${sample.row}, which passed before: ${reason}`);
+    return false;
+  }
+
+  #skip(one: Case, rows: readonly SkippedRow[]): void {
+    for (const { row, reason } of rows) {
+      one.skipped.set(row, reason);
+      this.#skips += 1;
+      this.#options.log.warn("engine.row-skipped", { batch: one.work.batch, row, reason });
+    }
+  }
+
+  async #finish(one: Case): Promise<void> {
+    const { work, good, skipped, seconds } = one;
+    const lane = one.last!;
+    const samples = work.samples.flatMap(({ row }) => good.get(row) ?? []);
+    lane.done.batches += 1;
+    lane.done.samples += samples.length;
+    lane.done.tokens += samples.reduce((sum, { tokens }) => sum + tokens, 0);
+    this.#watchDrift(lane, samples, work.batch);
+    await this.#options.done({
+      kind: "states",
+      work,
+      samples,
+      skipped: [...skipped].map(([row, reason]) => ({ row, reason })),
+      engine: lane.label,
+      shard: lane.shard,
+      seconds,
+    });
+  }
+
+  #watchDrift(lane: Lane, samples: readonly SampleStates[], batch: number): void {
+    const events = this.#drift?.look(samples) ?? [];
+    for (const { kind, message } of events) {
+      this.#options.log.warn(`engine.drift-${kind}`, { engine: lane.label, batch, message });
+    }
+    lane.driftStrikes = events.length > 0 ? lane.driftStrikes + 1 : 0;
+    if (lane.driftStrikes >= (this.#options.driftStrikesMax ?? 3)) {
+      this.#discredit(
+        lane,
+        `its states drifted in ${lane.driftStrikes} packs in a row: ${events[0]!.message}`,
+      );
+    }
+  }
+
+  // --- an engine for one batch alone ---
+
+  /** Resolves with an engine that is up, empty and held for the caller, who gives it back by `held = false`. */
+  async #hold(where: Where, one: Case): Promise<Lane> {
+    for (;;) {
+      this.#releaseIfStopping();
+      const lane = this.#choose(where, one);
+      if (!lane) {
+        await this.#bell.wait();
+        continue;
+      }
+      lane.held = true;
+      this.#bell.ring();
+      try {
+        if (await this.#clear(lane, where, one)) return lane;
+      } catch (error) {
+        lane.held = false;
+        throw error;
+      }
+      lane.held = false;
+      this.#bell.ring();
+    }
+  }
+
+  /** Fit as it is, else coming up, else to be started anew: the least busy of the best kind; null: they are held. */
+  #choose(where: Where, one: Case): Lane | null {
+    const wanted = this.#asFound(where, one);
+    const able = this.#lanes.filter((lane) => !lane.over && (wanted.kind !== "other" || isFit(lane, wanted)));
+    const need = (lane: Lane) => (lane.up ? (isFit(lane, wanted) ? 0 : 2) : 1);
+    const least = Math.min(...able.map(need));
+    const best = able.filter((lane) => !lane.held && need(lane) === least);
+    return best.sort((a, b) => a.tokensOutstanding - b.tokensOutstanding)[0] ?? null;
+  }
+
+  /** Waits until a held engine is empty, up, and as `where` wants it. False: it was given up meanwhile. */
+  async #clear(lane: Lane, where: Where, one: Case): Promise<boolean> {
+    const wanted = this.#asFound(where, one);
+    for (;;) {
+      this.#releaseIfStopping();
+      if (lane.over) return false;
+      const engine = lane.up;
+      if (!engine || lane.requests > 0) {
+        await this.#bell.wait();
+      } else if (isFit(lane, wanted)) {
+        return true;
+      } else {
+        this.#options.log.info("engine.restart-fresh", { engine: lane.label, batch: one.work.batch });
+        await engine.shutdown();
+      }
+    }
+  }
+
+  /** "Another living engine, else a fresh one": which of the two it is, is decided by what lives now. */
+  #asFound(where: Where, one: Case): Where {
+    if (where.kind !== "other") return where;
+    if (this.#lanes.some((lane) => lane.up && !where.not.includes(lane.label))) return where;
+    return { kind: "fresh", afterLife: one.trials.at(-1)!.livesStarted, notLives: [] };
+  }
+
+  async #waitForGood(otherwise: string): Promise<void> {
+    let isLate = false;
+    const cancel = this.#clock.setTimer(() => {
+      isLate = true;
+      this.#bell.ring();
+    }, this.#options.knownGoodWaitMs ?? 600_000);
+    this.#waitingForGood += 1;
+    this.#bell.ring();
+    try {
+      while (this.#knownGood === null && !isLate && this.#othersMayPass()) {
+        this.#releaseIfStopping();
+        await this.#bell.wait();
+      }
+    } finally {
+      cancel();
+      this.#waitingForGood -= 1;
+    }
+    if (this.#knownGood !== null) return;
+    throw new EngineError({
+      op: "extract states",
+      subject: "all engines",
+      message: otherwise,
+      hint: "run `forebay check` on this model and engine",
+      kind: "bad-states",
+    });
+  }
+
+  #othersMayPass(): boolean {
+    return !this.#drained || this.#cases.size > this.#waitingForGood;
+  }
+
+  // --- its end ---
+
+  #releaseIfStopping(): void {
+    if (this.#stopping.signal.aborted || this.#fatal !== null) throw new Released();
+  }
+
+  /** An engine that we killed to stop, and not because of an illness of its own, leaves its batches undone. */
+  #releaseIfKilled(failures: readonly TrialFailure[]): void {
+    if (failures.some(({ kind }) => kind === "stopped")) this.#releaseIfStopping();
+  }
+
+  #stopRun(error: unknown): void {
+    if (this.#fatal !== null) return;
+    this.#fatal = error;
+    this.#stopping.abort();
+    this.#bell.ring();
+    for (const lane of this.#lanes) void lane.close(true);
+  }
+
+  #noEnginesLeft(): EngineError {
+    const reasons = this.#lanes.map((lane) => `${lane.label}: ${lane.lastError ?? "stopped"}`);
+    return new EngineError({
+      op: "run engines",
+      subject: this.#lanes.map(({ label }) => label).join(", "),
+      message: `no engine is left (${reasons.slice(0, 4).join("; ")})`,
+      hint: "see the engines' logs in the run directory, then start the run again: it continues",
+      kind: "crash",
+    });
+  }
+
+  #changed(lane: Lane): void {
+    if (lane.over || (this.#drained && lane.requests === 0)) this.stage.remove(lane.label);
+    else if (lane.requests > 0) this.stage.enter(lane.label, "busy");
+    else this.stage.enter(lane.label, lane.up ? "blocked" : "starved");
+    this.#bell.ring();
+  }
+}
+
+function isFit(lane: Lane, where: Where): boolean {
+  switch (where.kind) {
+    case "any":
+      return true;
+    case "other":
+      return !where.not.includes(lane.label);
+    case "fresh":
+      return lane.life > where.afterLife && !where.notLives.includes(lane.life);
+  }
+}
+
+function stopError(step: Extract<RetryStep, { kind: "stop" }>, work: Work): RunError {
+  if (step.cause === "disk") {
+    return new RunError({
+      op: "write states",
+      subject: work.file,
+      message: step.reason,
+      safe: "committed packs are untouched; the batch is done again by the next run",
+      hint: "check the spool's disk (dmesg, mount), or give another by --spool",
+      exit: EXIT.disk,
+    });
+  }
+  return new EngineError({
+    op: "extract states",
+    subject: `batch ${work.batch}`,
+    message: step.reason,
+    hint: "if these rows may be left out, raise --max-skips and run again: it continues",
+    kind: "bad-states",
+  });
+}
