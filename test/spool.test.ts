@@ -69,6 +69,9 @@ function listing(directory: string): string[] {
     .sort();
 }
 
+/** In whole blocks. */
+const onDisk = (batch: number): number => 4096 * Math.ceil(layoutOf(batch).bytes / 4096);
+
 const canMount = (() => {
   const probe = makeRoot();
   const { status } = spawnSync("mount", ["-t", "tmpfs", "-o", "size=1m", "tmpfs", probe.root]);
@@ -189,18 +192,18 @@ describe("opening a spool", () => {
 
 describe("the budget on a real disk", () => {
   it("holds a pack's room from the reservation until it is evicted", async () => {
-    const spool = await opened(join(root, "spool"), { budgetBytes: 40_000 });
+    const spool = await opened(join(root, "spool"), { budgetBytes: 40_960 });
     const { bytes } = layoutOf(0);
     const first = await spool.reserve(bytes);
     const part = await first.createPart(0, 0);
     expect(statSync(part).size).toBe(bytes);
-    expect(await spool.tryReserve(40_000)).toBeNull();
+    expect(await spool.tryReserve(40_960)).toBeNull();
     writeStates(part, packOf(0));
     const ready = await first.finish(packOf(0).contents);
     expect([existsSync(part), readFileSync(ready.path).equals(packOf(0).bytes)]).toEqual([false, true]);
     await first.drop();
-    expect(spool.usage()).toMatchObject({ bytes: Math.ceil(bytes / 4096) * 4096, files: 1 });
-    const next = spool.reserve(39_000);
+    expect(spool.usage()).toMatchObject({ bytes: onDisk(0), files: 1 });
+    const next = spool.reserve(40_000);
     rmSync(ready.path);
     spool.evicted(0);
     await (await next).drop();
@@ -329,7 +332,7 @@ describe("recovering a spool at the start", () => {
     const { good, spoiled } = await recover(spool);
     expect(good.map(({ pack }) => pack.batch)).toEqual([1, 2]);
     expect([spoiled, readdirSync(join(directory, "parts"))]).toEqual([[], []]);
-    expect(spool.usage()).toMatchObject({ files: 2, bytes: 2 * 4096 * Math.ceil(layoutOf(1).bytes / 4096) });
+    expect(spool.usage()).toMatchObject({ files: 2, bytes: onDisk(1) + onDisk(2) });
     expect(spool.takeFound()).toEqual([]);
   });
 
@@ -375,7 +378,7 @@ describe("recovering a spool at the start", () => {
     expect((await recover(spool)).spoiled).toHaveLength(6);
     const kept = readdirSync(join(directory, "quarantine")).sort();
     expect(kept.map((name) => name.slice(0, 8))).toEqual(["00000004", "00000005", "00000006"]);
-    const bytes = [4, 5, 6].reduce((sum, batch) => sum + 4096 * Math.ceil(layoutOf(batch).bytes / 4096), 0);
+    const bytes = [4, 5, 6].reduce((sum, batch) => sum + onDisk(batch), 0);
     expect(spool.usage()).toMatchObject({ files: 0, quarantined: 3, bytes });
     await spool.close();
     expect((await opened(directory)).usage()).toMatchObject({ quarantined: 3, bytes });
@@ -383,14 +386,15 @@ describe("recovering a spool at the start", () => {
 
   it("drains a lowered budget before it grants again", async () => {
     const directory = await withReady([1, 2, 3]);
-    const spool = await opened(directory, { budgetBytes: 30_000 });
+    const spool = await opened(directory, { budgetBytes: onDisk(3) + 4095 });
     await recover(spool);
     let granted = false;
     const next = spool.reserve(1000).then(() => {
       granted = true;
     });
-    for (const batch of [1, 2]) {
-      expect([spool.usage().bytes > 30_000, granted]).toEqual([true, false]);
+    for (const batch of [1, 2, 3]) {
+      await new Promise(setImmediate);
+      expect([spool.usage().bytes >= onDisk(3), granted]).toEqual([true, false]);
       rmSync(join(directory, `ready/0000000${batch}.safetensors`));
       spool.evicted(batch);
     }

@@ -55,7 +55,8 @@ export async function serveControl(handlers: ControlHandlers): Promise<ControlSe
   const socket = `forebay-control-${randomBytes(8).toString("hex")}`;
   const token = randomBytes(32).toString("hex");
   const open = new Set<Socket>();
-  const server = createServer((connection) => {
+  // Half open, so that a caller who has said all still gets the answer.
+  const server = createServer({ allowHalfOpen: true }, (connection) => {
     open.add(connection);
     connection.on("close", () => open.delete(connection));
     answerOne(connection, token, handlers);
@@ -139,7 +140,7 @@ async function answerLine(
   const request = ControlRequest.safeParse(envelope.data.request);
   if (!request.success) return { ok: false, message: z.prettifyError(request.error) };
   try {
-    return { ok: true, result: await handle(request.data, handlers) };
+    return { ok: true, result: (await handle(request.data, handlers)) ?? null };
   } catch (error) {
     return {
       ok: false,

@@ -1,4 +1,3 @@
-import { EXIT } from "../base/errors.ts";
 import { cutFile, type FileWindow } from "./file-window.ts";
 import { FlatTable } from "./flatbuffer.ts";
 import { type IntType, toInt32 } from "./integers.ts";
@@ -63,7 +62,7 @@ export async function* readArrowStream(
         );
       }
       const batch = describeBatch(header, columns, { bodyByte, bodyBytes }, window.path);
-      yield* readBatch(window, batch, columns, collector, signal);
+      yield* readBatch(window, batch, collector, signal);
     }
     at = bodyByte + bodyBytes;
   }
@@ -156,9 +155,13 @@ function listColumn(
   const [items] = field.tables(5);
   const item = items ? intType(items, name) : null;
   if ((kind !== TYPE.list && kind !== TYPE.largeList) || !item || items?.table(4)) {
-    throw badDataset(path, `expected ${name} to be a list of integers, found Arrow type ${describeType(field)}`, {
-      hint: 'cast the column with datasets: Sequence(Value("int32"))',
-    });
+    throw badDataset(
+      path,
+      `expected ${name} to be a list of integers, found Arrow type ${describeType(field)}`,
+      {
+        hint: 'cast the column with datasets: Sequence(Value("int32"))',
+      },
+    );
   }
   return { name, offsetBits: kind === TYPE.list ? 32 : 64, item, ...place };
 }
@@ -313,7 +316,6 @@ function describeBatch(
 async function* readBatch(
   window: FileWindow,
   batch: BatchData,
-  columns: Columns,
   collector: RowCollector,
   signal?: AbortSignal,
 ): AsyncGenerator<RowBatch> {
@@ -321,18 +323,27 @@ async function* readBatch(
     signal?.throwIfAborted();
     const rows = Math.min(SLICE_ROWS, batch.rows - row);
     const idsStarts = await readOffsets(window, batch.ids, row, rows, collector.row);
-    const maskStarts = batch.mask
-      ? await readOffsets(window, batch.mask, row, rows, collector.row)
-      : null;
+    const maskStarts = batch.mask ? await readOffsets(window, batch.mask, row, rows, collector.row) : null;
     // Cut the slice further where its rows are long.
     let taken = rows;
     while (taken > 1 && idsStarts[taken]! - idsStarts[0]! > SLICE_TOKENS) taken = Math.ceil(taken / 2);
-    const ids = await readItems(window, batch.ids, idsStarts, taken, collector.row);
-    const mask =
-      batch.mask && maskStarts
-        ? await readItems(window, batch.mask, maskStarts, taken, collector.row)
-        : null;
-    collector.add(ids.values, ids.lengths, mask);
+    const idsPlace = placeItems(batch.ids, idsStarts, taken, window.path, collector.row);
+    const maskPlace =
+      batch.mask && maskStarts ? placeItems(batch.mask, maskStarts, taken, window.path, collector.row) : null;
+    // Small batches are decoded where they lie in the window; any read may move that, so both columns or neither.
+    let idsRaw = window.peek(idsPlace.byte, idsPlace.bytes);
+    let maskRaw = maskPlace ? window.peek(maskPlace.byte, maskPlace.bytes) : null;
+    if (!isUsable(idsRaw) || (maskPlace && !isUsable(maskRaw))) {
+      idsRaw = await window.readNew(idsPlace.byte, idsPlace.bytes);
+      maskRaw = maskPlace ? await window.readNew(maskPlace.byte, maskPlace.bytes) : null;
+    }
+    const ids = decodeItems(idsRaw, idsPlace, window.path, collector.row);
+    const mask = maskPlace && maskRaw ? decodeItems(maskRaw, maskPlace, window.path, collector.row) : null;
+    collector.add(
+      ids,
+      idsPlace.lengths,
+      mask && maskPlace ? { values: mask, lengths: maskPlace.lengths } : null,
+    );
     if (collector.full) yield collector.take();
     row += taken;
   }
@@ -350,9 +361,13 @@ async function readOffsets(
   const start = row * width;
   const bytes = (rows + 1) * width;
   if (start + bytes > list.offsetsBytes) {
-    throw cutFile(window.path, `is damaged: ${list.column.name} of row ${datasetRow} lies outside its buffer`);
+    throw cutFile(
+      window.path,
+      `is damaged: ${list.column.name} of row ${datasetRow} lies outside its buffer`,
+    );
   }
-  const raw = window.peek(list.offsetsByte + start, bytes) ?? (await window.read(list.offsetsByte + start, bytes));
+  const raw =
+    window.peek(list.offsetsByte + start, bytes) ?? (await window.read(list.offsetsByte + start, bytes));
   const view = new DataView(raw.buffer, raw.byteOffset, bytes);
   const starts = new Float64Array(rows + 1);
   for (let i = 0, previous = 0; i <= rows; i += 1) {
@@ -372,35 +387,53 @@ async function readOffsets(
   return starts;
 }
 
-async function readItems(
-  window: FileWindow,
+/** Some rows' items, in bytes of the file. */
+interface ItemsPlace {
+  column: ListColumn;
+  byte: number;
+  bytes: number;
+  /** Items before the first wanted one: bits are addressed by whole bytes. */
+  skip: number;
+  count: number;
+  lengths: Int32Array;
+}
+
+function placeItems(
   list: ListData,
   starts: Float64Array,
   rows: number,
+  path: string,
   datasetRow: number,
-): Promise<{ values: Int32Array; lengths: Int32Array }> {
-  const { item, name } = list.column;
+): ItemsPlace {
+  const { bits } = list.column.item;
   const first = starts[0]!;
   const count = starts[rows]! - first;
   const lengths = new Int32Array(rows);
   for (let i = 0; i < rows; i += 1) lengths[i] = starts[i + 1]! - starts[i]!;
-  // Bits are addressed by whole bytes, so a slice of them may begin inside its first one.
-  const firstByte = Math.floor((first * item.bits) / 8);
-  const bytes = Math.ceil(((first + count) * item.bits) / 8) - firstByte;
+  const firstByte = Math.floor((first * bits) / 8);
+  const bytes = Math.ceil(((first + count) * bits) / 8) - firstByte;
   if (firstByte + bytes > list.itemsBytes) {
-    throw cutFile(window.path, `is damaged: ${name} of row ${datasetRow} lies outside its buffer`);
+    throw cutFile(path, `is damaged: ${list.column.name} of row ${datasetRow} lies outside its buffer`);
   }
-  const raw = await window.readNew(list.itemsByte + firstByte, bytes);
-  const skip = item.bits === 1 ? first - 8 * firstByte : 0;
-  const { values, misfit } = toInt32(raw, item, count + skip);
+  const skip = bits === 1 ? first - 8 * firstByte : 0;
+  return { column: list.column, byte: list.itemsByte + firstByte, bytes, skip, count, lengths };
+}
+
+/** Typed arrays want their values aligned; Arrow aligns them in the file, and mostly that holds in the window too. */
+function isUsable(bytes: Uint8Array | null): bytes is Uint8Array {
+  return bytes !== null && bytes.byteOffset % 8 === 0;
+}
+
+function decodeItems(raw: Uint8Array, place: ItemsPlace, path: string, datasetRow: number): Int32Array {
+  const { column, skip, count, lengths } = place;
+  const { values, misfit } = toInt32(raw, column.item, skip + count);
   if (misfit >= 0) {
     throw badDataset(
-      window.path,
-      `row ${datasetRow + rowAt(lengths, misfit)}: ${name} holds a value that is no int32`,
-      { exit: EXIT.configuration },
+      path,
+      `row ${datasetRow + rowAt(lengths, misfit)}: ${column.name} holds a value that is no int32`,
     );
   }
-  return { values: skip > 0 ? values.subarray(skip) : values, lengths };
+  return skip > 0 ? values.subarray(skip) : values;
 }
 
 /** Runs a decoder over hostile bytes; an offset that leads outside means the file is damaged. */
@@ -420,5 +453,8 @@ function notAStream(path: string, prefix: Uint8Array, at: number) {
       hint: "load it with datasets and write it with save_to_disk",
     });
   }
-  return cutFile(path, `expected an Arrow message at byte ${at}, found ${Buffer.from(prefix).toString("hex")}`);
+  return cutFile(
+    path,
+    `expected an Arrow message at byte ${at}, found ${Buffer.from(prefix).toString("hex")}`,
+  );
 }

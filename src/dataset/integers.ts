@@ -29,7 +29,9 @@ export function toInt32(
         misfit: -1,
       };
     case 16: {
-      const narrow = type.signed ? new Int16Array(buffer, byteOffset, count) : new Uint16Array(buffer, byteOffset, count);
+      const narrow = type.signed
+        ? new Int16Array(buffer, byteOffset, count)
+        : new Uint16Array(buffer, byteOffset, count);
       return { values: new Int32Array(narrow), misfit: -1 };
     }
     case 32: {

@@ -102,7 +102,8 @@ function parseSlowly(bytes: Buffer, start: number, end: number): JsonRow | JsonF
 }
 
 function integers(list: unknown, name: string): Int32Array | JsonFault {
-  if (!Array.isArray(list)) return { fault: `expected ${name} to be a list of integers, found ${typeof list}` };
+  if (!Array.isArray(list))
+    return { fault: `expected ${name} to be a list of integers, found ${typeof list}` };
   const values = new Int32Array(list.length);
   for (let i = 0; i < list.length; i += 1) {
     const item: unknown = list[i];
@@ -135,11 +136,9 @@ function readIntegers(
     if (isNegative) at += 1;
     const firstDigit = at;
     let value = 0;
-    let digit = bytes[at]! - 0x30;
-    while (digit >= 0 && digit <= 9 && at < end) {
+    for (let digit = bytes[at]! ^ 0x30; digit <= 9; digit = bytes[at]! ^ 0x30) {
       value = value * 10 + digit;
       at += 1;
-      digit = bytes[at]! - 0x30;
     }
     const digits = at - firstDigit;
     // JSON knows no leading zeros; ten digits may pass int32.

@@ -1,5 +1,5 @@
-import { JsonRowParser } from "./json-row.ts";
 import { FileWindow } from "./file-window.ts";
+import { JsonRowParser } from "./json-row.ts";
 import { readLines } from "./lines.ts";
 import { badDataset, MASK, missingColumn, type RowBatch, RowCollector, type RowSource } from "./rows.ts";
 

@@ -117,7 +117,9 @@ describe("what is refused", () => {
   });
 
   it("a split that is not there names those that are", async () => {
-    expect((await refusal(join(FIXTURES, "dict"), "dev")).message).toContain('no split "dev" (it has train, test)');
+    expect((await refusal(join(FIXTURES, "dict"), "dev")).message).toContain(
+      'no split "dev" (it has train, test)',
+    );
   });
 
   it("a split asked of a dataset without splits is refused", async () => {
@@ -150,7 +152,10 @@ describe("what is refused", () => {
   it("a state.json that leads out of its directory is refused", async () => {
     const path = join(directory, "leads-out");
     cpSync(join(FIXTURES, "plain"), path, { recursive: true });
-    writeFileSync(join(path, "state.json"), JSON.stringify({ _data_files: [{ filename: "../plain/x.arrow" }] }));
+    writeFileSync(
+      join(path, "state.json"),
+      JSON.stringify({ _data_files: [{ filename: "../plain/x.arrow" }] }),
+    );
     expect((await refusal(path)).message).toContain("plain file names");
   });
 
@@ -230,13 +235,38 @@ describe("rows that are no rows, in JSON lines", () => {
   const good = '{"input_ids":[1,2],"loss_mask":[0,1]}\n';
   it.each([
     ["a broken line", `${good}\n{"input_ids":[1,2\n`, "line 3 (row 1): not JSON", EXIT.configuration],
-    ["a negative id", `${good}{"input_ids":[1,-5],"loss_mask":[0,1]}\n`, "row 1: expected token ids", EXIT.configuration],
+    [
+      "a negative id",
+      `${good}{"input_ids":[1,-5],"loss_mask":[0,1]}\n`,
+      "row 1: expected token ids",
+      EXIT.configuration,
+    ],
     ["an id over int32", `{"input_ids":[1,4294967296]}\n`, "found 4294967296 at place 1", EXIT.configuration],
     ["a fraction", `{"input_ids":[1,2.5]}\n`, "found 2.5 at place 1", EXIT.configuration],
-    ["a string for ids", `{"input_ids":"1 2"}\n`, "expected input_ids to be a list of integers", EXIT.configuration],
-    ["a short mask", `${good}{"input_ids":[1,2],"loss_mask":[1]}\n`, "row 1: expected a loss_mask of 2 values", EXIT.configuration],
-    ["a mask of 2", `${good}{"input_ids":[1,2],"loss_mask":[1,2]}\n`, "row 1: expected loss_mask values of 0 or 1, found 2", EXIT.configuration],
-    ["a mask that ends halfway", `${good}{"input_ids":[1,2]}\n`, "line 2 (row 1): expected loss_mask in all rows", EXIT.configuration],
+    [
+      "a string for ids",
+      `{"input_ids":"1 2"}\n`,
+      "expected input_ids to be a list of integers",
+      EXIT.configuration,
+    ],
+    [
+      "a short mask",
+      `${good}{"input_ids":[1,2],"loss_mask":[1]}\n`,
+      "row 1: expected a loss_mask of 2 values",
+      EXIT.configuration,
+    ],
+    [
+      "a mask of 2",
+      `${good}{"input_ids":[1,2],"loss_mask":[1,2]}\n`,
+      "row 1: expected loss_mask values of 0 or 1, found 2",
+      EXIT.configuration,
+    ],
+    [
+      "a mask that ends halfway",
+      `${good}{"input_ids":[1,2]}\n`,
+      "line 2 (row 1): expected loss_mask in all rows",
+      EXIT.configuration,
+    ],
     ["another column", `{"text":"a","label":1}\n`, "found the columns: text, label", EXIT.configuration],
     ["one large list", `[{"input_ids":[1]}]\n`, "found a list", EXIT.configuration],
     ["no object", `7\n`, "expected a JSON object, found number", EXIT.configuration],
@@ -247,20 +277,25 @@ describe("rows that are no rows, in JSON lines", () => {
   });
 
   it("empty rows, blank lines, a byte order mark, spaces and a last line without an end are borne", async () => {
-    const path = write("odd.jsonl", '\ufeff{ "input_ids" : [ ] }\r\n\n  \n{"a":{"b":"}]\\""},"input_ids":[ 7 ,8 ]}');
+    const path = write(
+      "odd.jsonl",
+      '\ufeff{ "input_ids" : [ ] }\r\n\n  \n{"a":{"b":"}]\\""},"input_ids":[ 7 ,8 ]}',
+    );
     const sum = await sumUp(await openDataset(path));
     expect(sum).toMatchObject({ rows: 2, tokens: 2 });
   });
 
   it("booleans are a mask", async () => {
-    const sum = await sumUp(await openDataset(write("bool.jsonl", '{"input_ids":[1,2],"loss_mask":[true,false]}\n')));
+    const sum = await sumUp(
+      await openDataset(write("bool.jsonl", '{"input_ids":[1,2],"loss_mask":[true,false]}\n')),
+    );
     expect(sum).toMatchObject({ rows: 1, loss_tokens: 1 });
   });
 
   it("an abort ends the pass", async () => {
     const source = await openDataset(join(FIXTURES, "tokenised.jsonl"));
     const pass = async () => {
-      for await (const _ of source.batches(AbortSignal.abort(new Error("enough")))) continue;
+      for await (const _ of source.batches(AbortSignal.abort(new Error("enough"))));
     };
     await expect(pass()).rejects.toThrow("enough");
   });

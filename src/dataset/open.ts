@@ -6,6 +6,8 @@ import { openParquet, parquetFilesOf } from "./parquet.ts";
 import { badDataset, type RowSource } from "./rows.ts";
 import { isSaveToDisk, openSaveToDisk } from "./save-to-disk.ts";
 
+export type { RowBatch, RowSource, SourceFile, SourceKind } from "./rows.ts";
+
 /**
  * Finds out what `path` is: a directory that `save_to_disk` wrote (a DatasetDict needs `split`), a Parquet file or a
  * directory of them, or JSON lines. Throws a RunError (configuration) that says what was looked for, or (integrity)
@@ -32,7 +34,10 @@ export async function openDataset(path: string, options: { split?: string } = {}
         hint: "name the directory that save_to_disk wrote, the one with state.json",
       });
     default:
-      throw badDataset(path, "expected a save_to_disk directory, or a file that ends in .parquet, .jsonl or .json");
+      throw badDataset(
+        path,
+        "expected a save_to_disk directory, or a file that ends in .parquet, .jsonl or .json",
+      );
   }
 }
 

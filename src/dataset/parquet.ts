@@ -71,7 +71,11 @@ export async function readFooter(window: FileWindow): Promise<FileMetaData> {
     return await parquetMetadataAsync(file, { parsers: undefined });
   } catch (cause) {
     if (cause instanceof RunError) throw cause;
-    throw cutFile(window.path, "expected a Parquet footer at its end, found none: it was cut or is no Parquet", cause);
+    throw cutFile(
+      window.path,
+      "expected a Parquet footer at its end, found none: it was cut or is no Parquet",
+      cause,
+    );
   }
 }
 
@@ -140,7 +144,11 @@ async function* readFiles(path: string, paths: string[], signal?: AbortSignal): 
   if (!collector.isEmpty) yield collector.take();
 }
 
-async function* readFile(path: string, collector: RowCollector, signal?: AbortSignal): AsyncGenerator<RowBatch> {
+async function* readFile(
+  path: string,
+  collector: RowCollector,
+  signal?: AbortSignal,
+): AsyncGenerator<RowBatch> {
   // A window for each column: their pages lie far apart.
   const window = await FileWindow.open(path);
   const maskWindow = await FileWindow.open(path);
@@ -261,9 +269,13 @@ function cutRows(page: ListPage, column: ListColumn, before: Cut["open"], row: n
     if (level === levels.value) {
       length += 1;
     } else if (level !== levels.empty) {
-      throw badDataset(path, `row ${row + lengths.length}: ${name} ${level < levels.empty ? "is null" : "holds null"}`, {
-        hint: "filter such rows out before saving",
-      });
+      throw badDataset(
+        path,
+        `row ${row + lengths.length}: ${name} ${level < levels.empty ? "is null" : "holds null"}`,
+        {
+          hint: "filter such rows out before saving",
+        },
+      );
     }
   }
   const all = Int32Array.from(lengths);

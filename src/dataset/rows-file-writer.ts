@@ -7,7 +7,7 @@ import { EXIT, errnoOf, RunError } from "../base/errors.ts";
 import { fsyncDirectory, writeAllSync } from "../base/publish.ts";
 import { buildHeader, type TensorSpec } from "../base/safetensors.ts";
 import { badDataset, type RowBatch, type RowSource } from "./rows.ts";
-import { contentHash, ROWS_FORMAT, type RowsFileInfo } from "./rows-file.ts";
+import { contentHash, ROWS_FORMAT, type RowsFileInfo } from "./rows-file-format.ts";
 
 export interface WriteRowsOptions {
   /** Dataset rows [startRow, endRow); default all. An end past the last row is the last row. */
@@ -107,7 +107,8 @@ class RowsFileWriter {
     const stem = `${path}.${randomBytes(6).toString("hex")}`;
     const made: TemporaryFile[] = [];
     try {
-      for (const name of ["rows", "mask", "offsets", "hashes"]) made.push(new TemporaryFile(`${stem}.${name}.tmp`));
+      for (const name of ["rows", "mask", "offsets", "hashes"])
+        made.push(new TemporaryFile(`${stem}.${name}.tmp`));
       [this.#body, this.#mask, this.#offsets, this.#rowHashes] = made as [
         TemporaryFile,
         TemporaryFile,
@@ -157,7 +158,10 @@ class RowsFileWriter {
     if (needsPadding) this.#body.append(Buffer.alloc(4));
     this.#body.appendFile(this.#offsets);
     if (this.#hasMask) this.#body.appendFile(this.#mask);
-    this.#body.publish(this.#path, buildHeader(tensorsOf(info, needsPadding), metadataOf(info), HEADER_BYTES));
+    this.#body.publish(
+      this.#path,
+      buildHeader(tensorsOf(info, needsPadding), metadataOf(info), HEADER_BYTES),
+    );
     return info;
   }
 

@@ -1,5 +1,13 @@
 import { createHash } from "node:crypto";
-import { chmodSync, mkdtempSync, readdirSync, readFileSync, rmSync, truncateSync, writeFileSync } from "node:fs";
+import {
+  chmodSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  truncateSync,
+  writeFileSync,
+} from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import fc from "fast-check";
@@ -8,8 +16,7 @@ import { EXIT, RunError } from "../base/errors.ts";
 import { buildHeader, parseHeader } from "../base/safetensors.ts";
 import { openDataset } from "./open.ts";
 import type { RowBatch, RowSource } from "./rows.ts";
-import { openRowsFile, verifyRowsFile } from "./rows-file.ts";
-import { writeRowsFile } from "./rows-file-writer.ts";
+import { openRowsFile, verifyRowsFile, writeRowsFile } from "./rows-file.ts";
 
 const FIXTURES = new URL("../../fixtures/datasets/", import.meta.url).pathname;
 
@@ -52,7 +59,9 @@ function sourceOf(rows: Row[], options: { rowsPerBatch?: number; hasMask?: boole
 }
 
 const rowArbitrary = fc
-  .array(fc.tuple(fc.integer({ min: 0, max: 2 ** 31 - 1 }), fc.integer({ min: 0, max: 1 })), { maxLength: 12 })
+  .array(fc.tuple(fc.integer({ min: 0, max: 2 ** 31 - 1 }), fc.integer({ min: 0, max: 1 })), {
+    maxLength: 12,
+  })
   .map((pairs) => ({ ids: pairs.map(([id]) => id), mask: pairs.map(([, bit]) => bit) }));
 
 describe("a rows file", () => {
@@ -68,7 +77,10 @@ describe("a rows file", () => {
           fc.pre(startRow < rows.length);
           const endRow = startRow + 1 + extra;
           const path = join(directory, "any.safetensors");
-          const written = await writeRowsFile(sourceOf(rows, { rowsPerBatch, hasMask }), path, { startRow, endRow });
+          const written = await writeRowsFile(sourceOf(rows, { rowsPerBatch, hasMask }), path, {
+            startRow,
+            endRow,
+          });
           const kept = rows.slice(startRow, endRow);
           const ids = kept.flatMap((row) => row.ids);
           expect(written).toMatchObject({
@@ -78,7 +90,8 @@ describe("a rows file", () => {
             maxId: Math.max(-1, ...ids),
             minId: ids.length > 0 ? Math.min(...ids) : -1,
             longest: Math.max(...kept.map((row) => row.ids.length)),
-            duplicates: kept.length - new Set(kept.map((row) => JSON.stringify(hasMask ? row : row.ids))).size,
+            duplicates:
+              kept.length - new Set(kept.map((row) => JSON.stringify(hasMask ? row : row.ids))).size,
           });
           expect(verifyRowsFile(path)).toEqual(written);
           const file = openRowsFile(path);
@@ -98,7 +111,15 @@ describe("a rows file", () => {
 
   it("has the same hash whatever format the rows came from", async () => {
     const hashes = new Set<string>();
-    for (const name of ["plain", "plain-int64", "large-list", "mask-uint8", "sharded-3", "plain.parquet", "tokenised.jsonl"]) {
+    for (const name of [
+      "plain",
+      "plain-int64",
+      "large-list",
+      "mask-uint8",
+      "sharded-3",
+      "plain.parquet",
+      "tokenised.jsonl",
+    ]) {
       const source = await openDataset(join(FIXTURES, name));
       hashes.add((await writeRowsFile(source, join(directory, "rows"))).hash);
     }
@@ -115,12 +136,20 @@ describe("a rows file", () => {
       [rows, { hasMask: false }],
       [[{ ids: [1, 9], mask: [0, 1] }, rows[1]!], {}],
       [[{ ids: [1, 2], mask: [1, 1] }, rows[1]!], {}],
-      [[{ ids: [1], mask: [0] }, { ids: [2, 3], mask: [1, 1] }], {}],
+      [
+        [
+          { ids: [1], mask: [0] },
+          { ids: [2, 3], mask: [1, 1] },
+        ],
+        {},
+      ],
       [[{ ids: [0], mask: [0] }, ...rows], { startRow: 1 }],
     ];
     const hashes = new Set<string>();
     for (const [each, { startRow, hasMask }] of variants) {
-      hashes.add((await writeRowsFile(sourceOf(each, { hasMask }), join(directory, "rows"), { startRow })).hash);
+      hashes.add(
+        (await writeRowsFile(sourceOf(each, { hasMask }), join(directory, "rows"), { startRow })).hash,
+      );
     }
     expect(hashes.size).toBe(variants.length);
   });
@@ -173,7 +202,9 @@ describe("when it cannot be made", () => {
     const controller = new AbortController();
     const source = await openDataset(join(FIXTURES, "sharded-3"));
     controller.abort(new Error("enough"));
-    await expect(writeRowsFile(source, join(directory, "rows"), { signal: controller.signal })).rejects.toThrow("enough");
+    await expect(
+      writeRowsFile(source, join(directory, "rows"), { signal: controller.signal }),
+    ).rejects.toThrow("enough");
     expect(readdirSync(directory)).toEqual([]);
   });
 
@@ -183,7 +214,9 @@ describe("when it cannot be made", () => {
     const none = await refusal(await openDataset(path), join(directory, "rows"));
     expect(none.message).toBe("expected rows, found none");
     expect(none.exit).toBe(EXIT.configuration);
-    const range = await refusal(sourceOf([{ ids: [1], mask: [1] }]), join(directory, "rows"), { startRow: 5 });
+    const range = await refusal(sourceOf([{ ids: [1], mask: [1] }]), join(directory, "rows"), {
+      startRow: 5,
+    });
     expect(range.message).toContain("the dataset has 1");
   });
 
@@ -193,12 +226,15 @@ describe("when it cannot be made", () => {
     expect(error.subject).toContain("nowhere");
   });
 
-  it.skipIf(process.getuid?.() === 0)("a directory that may not be written is a fault of the disk's", async () => {
-    chmodSync(directory, 0o500);
-    const error = await refusal(sourceOf([{ ids: [1], mask: [1] }]), join(directory, "rows"));
-    chmodSync(directory, 0o700);
-    expect(error.message).toContain("EACCES");
-  });
+  it.skipIf(process.getuid?.() === 0)(
+    "a directory that may not be written is a fault of the disk's",
+    async () => {
+      chmodSync(directory, 0o500);
+      const error = await refusal(sourceOf([{ ids: [1], mask: [1] }]), join(directory, "rows"));
+      chmodSync(directory, 0o700);
+      expect(error.message).toContain("EACCES");
+    },
+  );
 });
 
 describe("a rows file that lies", () => {
@@ -216,7 +252,12 @@ describe("a rows file that lies", () => {
     ...changes,
   });
 
-  function lie(changes: { metadata?: Record<string, string>; offsets?: bigint[]; idDtype?: "I32" | "I64"; ids?: number }) {
+  function lie(changes: {
+    metadata?: Record<string, string>;
+    offsets?: bigint[];
+    idDtype?: "I32" | "I64";
+    ids?: number;
+  }) {
     const { offsets = [0n, 1n, 4n], idDtype = "I32", ids = 4 } = changes;
     const path = join(directory, "lie");
     const header = buildHeader(

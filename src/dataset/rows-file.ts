@@ -2,44 +2,10 @@ import { createHash } from "node:crypto";
 import { closeSync, fstatSync, openSync, readSync } from "node:fs";
 import { EXIT, RunError } from "../base/errors.ts";
 import { headerLength, parseHeader, type SafetensorsHeader, type TensorEntry } from "../base/safetensors.ts";
-import type { SourceKind } from "./rows.ts";
+import { contentHash, ROWS_FORMAT, type RowsFileInfo } from "./rows-file-format.ts";
 
-/*
- * The one flat file that every dataset becomes: safetensors with `input_ids` I32 [tokens], `offsets` I64 [rows + 1]
- * (in tokens, from 0) and, where the dataset has one, `loss_mask` U8 [tokens]. Where tokens is odd a one-element
- * `padding` I32 stands before `offsets`, since torch refuses int64 views that are not aligned to 8 bytes.
- */
-export const ROWS_FORMAT = "forebay-rows-1";
-
-export interface RowsFileInfo {
-  /** The dataset row that the file's first row is. Row numbers everywhere count from the dataset's start. */
-  firstRow: number;
-  rows: number;
-  tokens: number;
-  /** Greatest and smallest id; -1 where all rows are empty. */
-  maxId: number;
-  minId: number;
-  /** Tokens of the longest row. */
-  longest: number;
-  /** Rows equal to an earlier one, ids and mask. */
-  duplicates: number;
-  /** sha256 of the content (contentHash): the dataset's identity, whatever format it came from. */
-  hash: string;
-  hasMask: boolean;
-  sourceKind: SourceKind;
-}
-
-/** What a rows file's hash covers; ids, masks and offsets each by their own sha256, as one pass can make them. */
-export function contentHash(parts: {
-  firstRow: number;
-  ids: Buffer;
-  mask: Buffer | null;
-  offsets: Buffer;
-}): string {
-  const hash = createHash("sha256").update(`${ROWS_FORMAT}\n${parts.firstRow}\n`);
-  for (const part of [parts.ids, parts.mask, parts.offsets]) hash.update(part ? `${part.toString("hex")}\n` : "none\n");
-  return hash.digest("hex");
-}
+export type { RowsFileInfo } from "./rows-file-format.ts";
+export { type WriteRowsOptions, writeRowsFile } from "./rows-file-writer.ts";
 
 /**
  * Opens a rows file and checks all but its content: header, metadata, and that offsets ascend from 0 to the end.
@@ -156,7 +122,12 @@ export class RowsFile {
       for (let i = 0; i < count; i += 1) {
         const offset = offsetAt(words, i);
         const row = done + i - 1;
-        if (offset < previous || offset > tokens || offset - previous > 0x7fffffff || (row < 0 && offset !== 0)) {
+        if (
+          offset < previous ||
+          offset > tokens ||
+          offset - previous > 0x7fffffff ||
+          (row < 0 && offset !== 0)
+        ) {
           throw bad(this.path, `offset ${done + i} is ${offset}, which does not follow ${previous}`);
         }
         if (row >= 0) lengths[row] = offset - previous;
@@ -218,11 +189,21 @@ function parseInfo({ metadata, tensors }: SafetensorsHeader, path: string): Rows
   };
 }
 
-function tensor(header: SafetensorsHeader, name: string, dtype: string, items: number, path: string): TensorEntry {
+function tensor(
+  header: SafetensorsHeader,
+  name: string,
+  dtype: string,
+  items: number,
+  path: string,
+): TensorEntry {
   const entry = header.tensors.get(name);
-  if (!entry) throw bad(path, `expected a tensor ${name}, found ${[...header.tensors.keys()].join(", ") || "none"}`);
+  if (!entry)
+    throw bad(path, `expected a tensor ${name}, found ${[...header.tensors.keys()].join(", ") || "none"}`);
   if (entry.dtype !== dtype || entry.shape.length !== 1 || entry.shape[0] !== items) {
-    throw bad(path, `expected ${name} to be ${dtype} [${items}], found ${entry.dtype} [${entry.shape.join(", ")}]`);
+    throw bad(
+      path,
+      `expected ${name} to be ${dtype} [${items}], found ${entry.dtype} [${entry.shape.join(", ")}]`,
+    );
   }
   return entry;
 }

@@ -119,7 +119,8 @@ function readJson(path: string): Record<string, unknown> {
   try {
     json = JSON.parse(readFileSync(path, "utf8"));
   } catch (cause) {
-    if (cause instanceof SyntaxError) throw badDataset(path, "expected JSON, found something else", { cause });
+    if (cause instanceof SyntaxError)
+      throw badDataset(path, "expected JSON, found something else", { cause });
     throw cannotRead(path, cause);
   }
   if (!isRecord(json)) throw badDataset(path, "expected a JSON object");

@@ -516,7 +516,8 @@ export class Engine {
       fault: exit.fault,
       rows: (this.#end?.rows ?? []).filter((row) => own.has(row)),
       retry: this.#end?.retry ?? (exit.kind === "oom" ? "smaller" : "restart"),
-      exit: exit.kind === "start" ? EXIT.configuration : EXIT.engine,
+      // A program that is not there is not there the next time either.
+      exit: exit.kind === "start" && exit.fault === null ? EXIT.configuration : EXIT.engine,
       remedy: "retry",
     });
   }

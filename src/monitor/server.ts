@@ -7,7 +7,6 @@ import { z } from "zod";
 import { describeError, EXIT, errnoOf, RunError } from "../base/errors.ts";
 import type { Log } from "../base/log.ts";
 import { type RunState, StatusDocument, type StatusSource } from "../run/status.ts";
-import type { EventTail } from "./events.ts";
 import { type Refusal, refusalOf } from "./guard.ts";
 import { type History, historyPoint } from "./history.ts";
 import { METRICS_CONTENT_TYPE, prometheusText } from "./metrics.ts";
@@ -18,8 +17,6 @@ export interface MonitorOptions {
   source: StatusSource;
   /** Filled by the monitor, a point each second. */
   history: History;
-  /** When given, its newest events are the document's `events_tail`. */
-  events?: EventTail;
   /** 0: any free one. */
   port: number;
   /** Whether a busy port means the next free one (of 100), or an error. Default true. */
@@ -230,10 +227,9 @@ class Snapshots {
 
   /** Null when the run fails to give one: a fault of the monitor's must not become the run's. */
   take(): Snapshot | null {
-    const { source, events, log, nowMs } = this.#options;
+    const { source, log, nowMs } = this.#options;
     try {
-      const asked = source.snapshot();
-      const document = events ? { ...asked, events_tail: events.newest() } : asked;
+      const document = source.snapshot();
       this.#last = { document, json: Buffer.from(JSON.stringify(document)), takenAtMs: nowMs() };
       this.#failing = false;
     } catch (error) {

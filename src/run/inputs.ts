@@ -7,7 +7,8 @@ import type { Log } from "../base/log.ts";
 import { publishReplacing, writeAllSync } from "../base/publish.ts";
 import { openDataset } from "../dataset/open.ts";
 import type { RowSource } from "../dataset/rows.ts";
-import { openRowsFile, type RowsFile, verifyRowsFile, writeRowsFile } from "../dataset/rows-file.ts";
+import { openRowsFile, type RowsFile, verifyRowsFile } from "../dataset/rows-file.ts";
+import { writeRowsFile } from "../dataset/rows-file-writer.ts";
 import type { Store } from "../store/store.ts";
 import type { RunRecord } from "./record.ts";
 
@@ -23,7 +24,7 @@ export interface DatasetChoice {
 export interface RowsOptions {
   directory: string;
   log: Log;
-  onProgress?: (rows: number) => void;
+  onProgress?: (progress: { rows: number; tokens: number }) => void;
   signal?: AbortSignal;
 }
 

@@ -43,6 +43,12 @@ describe("Budget", () => {
     expect(granted).toEqual(["large", "small"]);
   });
 
+  it("refuses at once what could never fit, without holding up the others", async () => {
+    const budget = makeBudget();
+    await expect(budget.acquire(10 * BLOCK + 1)).rejects.toThrow("can never fit the budget");
+    expect((await budget.acquire(10 * BLOCK)).bytes).toBe(10 * BLOCK);
+  });
+
   it("lets the next one in when the one before it gives up", async () => {
     const budget = makeBudget();
     await budget.acquire(8 * BLOCK);

@@ -1,4 +1,5 @@
-import { roundUp } from "../base/bytes.ts";
+import { formatBytes, roundUp } from "../base/bytes.ts";
+import { EXIT, RunError } from "../base/errors.ts";
 
 export interface BudgetOptions {
   /** Upper bound on all claims together, each rounded up to whole blocks. */
@@ -74,8 +75,12 @@ export class Budget {
     return (this.#waitedMs + open) / 1000;
   }
 
-  /** Waits its turn for `bytes`. Rejects with the signal's reason when it aborts first; then nothing is held. */
+  /**
+   * Waits its turn for `bytes`. Rejects with the signal's reason when it aborts first, and at once (usage) where
+   * the whole budget is too small; then nothing is held.
+   */
   acquire(bytes: number, signal?: AbortSignal): Promise<Claim> {
+    if (this.#blocks(bytes) > this.#options.budgetBytes) return Promise.reject(this.#tooSmall(bytes));
     return new Promise((resolve, reject) => {
       if (signal?.aborted) return reject(signal.reason);
       const onAbort = () => {
@@ -133,6 +138,17 @@ export class Budget {
   close(): void {
     this.#paused = true;
     if (this.#recheck) clearTimeout(this.#recheck);
+  }
+
+  #tooSmall(bytes: number): RunError {
+    return new RunError({
+      op: "reserve spool",
+      subject: "--spool-bytes",
+      message: `a pack of ${formatBytes(bytes)} can never fit the budget of ${formatBytes(this.budgetBytes)}`,
+      safe: "nothing was reserved",
+      hint: "raise --spool-bytes, or lower --pack-bytes",
+      exit: EXIT.usage,
+    });
   }
 
   #fits(bytes: number): boolean {

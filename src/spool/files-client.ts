@@ -27,7 +27,7 @@ export type FilesAnswer = { id: number; value: unknown } | { id: number; error: 
 
 /** The spool's file calls, done by one thread of their own. A thread that dies fails every call it had. */
 export class FilesThread {
-  readonly #worker = new Worker(workerUrl("files-worker"));
+  readonly #worker = new Worker(workerUrl("files-worker"), { execArgv: [] });
   readonly #calls = new Map<
     number,
     { resolve: (value: unknown) => void; reject: (error: unknown) => void }

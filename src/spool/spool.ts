@@ -364,7 +364,9 @@ export function assertBudget(options: { budgetBytes: number; packBytesMax: numbe
 /** A system error on the spool as a person reads it; what passes by itself has the remedy "retry". */
 export function describeDisk(error: unknown, path: string): unknown {
   const errno = errnoOf(error);
-  if (!errno || (error instanceof RunError && error.exit !== EXIT.disk)) return error;
+  // Node's own codes (ERR_...) are no faults of the disk.
+  if (!errno || !/^E[A-Z0-9]+$/.test(errno) || (error instanceof RunError && error.exit !== EXIT.disk))
+    return error;
   const known = DISK_FAULTS[errno];
   const described = new RunError({
     op: "use spool",

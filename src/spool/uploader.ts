@@ -537,6 +537,8 @@ export class Uploader {
 
   #startThread(): void {
     const worker = new Worker(this.#options.threadUrl, {
+      // What the program was started with (--input-type, --test) is not for a thread.
+      execArgv: [],
       workerData: { spec: this.#options.spec } satisfies UploadWorkerData,
     });
     const thread: Thread = { worker, flights: new Set() };

@@ -50,22 +50,6 @@ export function errorOfTransport(cause: unknown, request: RequestFacts): StoreEr
   return new StoreError({ op: request.op, subject: request.subject, kind, message, hint, cause });
 }
 
-/** What the SDK threw, from an answer or from the way there. */
-export function errorOfSdk(error: unknown, request: RequestFacts): StoreError {
-  const sdk = error as {
-    name?: string;
-    message?: string;
-    $metadata?: { httpStatusCode?: number };
-    $response?: { statusCode?: number; headers?: Record<string, string | undefined> };
-  };
-  const status = sdk.$response?.statusCode ?? sdk.$metadata?.httpStatusCode;
-  if (status === undefined) return errorOfTransport(error, request);
-  const headers = sdk.$response?.headers ?? {};
-  const isHtml = /^text\/html\b/.test(headers["content-type"] ?? "");
-  const code = sdk.name && Object.hasOwn(CODES, sdk.name) ? sdk.name : null;
-  return errorOfAnswer({ status, headers, code, message: code && (sdk.message ?? null), isHtml }, request);
-}
-
 /** An answer that is not what S3 promises (a length, a header, a body), seen by us and not by the server. */
 export function corruptAnswer(message: string, request: RequestFacts, status?: number): StoreError {
   return new StoreError({
@@ -247,8 +231,7 @@ function judgeTransport(cause: unknown, request: RequestFacts): Verdict {
       hint: "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a profile with --profile",
     };
   }
-  // AbortError: the SDK's name for our own deadline; the caller's abort was sorted out before.
-  if (name === "TimeoutError" || name === "AbortError" || code === "ETIMEDOUT") {
+  if (name === "TimeoutError" || code === "ETIMEDOUT") {
     return { kind: "timeout", message: `the store at ${endpoint} did not answer in time` };
   }
   if (code === "ENOTFOUND" || code === "EAI_AGAIN") {

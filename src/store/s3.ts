@@ -1,14 +1,6 @@
 import * as http from "node:http";
 import * as https from "node:https";
-import type { Readable } from "node:stream";
-import {
-  DeleteObjectCommand,
-  HeadBucketCommand,
-  HeadObjectCommand,
-  ListObjectsV2Command,
-  type ListObjectsV2CommandOutput,
-  S3Client,
-} from "@aws-sdk/client-s3";
+import { HeadObjectCommand, S3Client } from "@aws-sdk/client-s3";
 import type { ByteRange } from "../base/bytes.ts";
 import { crcFromBase64, crcToBase64 } from "../base/checksum.ts";
 import { formatAddress } from "./address.ts";
@@ -17,12 +9,13 @@ import { CredentialSource, type Credentials } from "./s3-credentials.ts";
 import {
   corruptAnswer,
   errorOfAnswer,
-  errorOfSdk,
+  errorOfTransport,
   notAStore,
   type RequestFacts,
   readErrorBody,
   type S3Answer,
 } from "./s3-errors.ts";
+import { LIST_BYTES_MAX, type ListPage, readListPage } from "./s3-list.ts";
 import { S3Wire, type WireAnswer, type WireLimits, type WireRequest, type WireTarget } from "./s3-wire.ts";
 import {
   type ObjectInfo,
@@ -57,8 +50,8 @@ export const WIRE_LIMITS: WireLimits = {
 const GET_BYTES_MAX = 2 ** 31;
 
 /**
- * A run's objects in a bucket. PUT, HEAD and GET go over S3Wire; LIST and DELETE, the credentials and the question
- * where a bucket is reached, over the SDK.
+ * A run's objects in a bucket. All requests go over S3Wire; from the SDK come the credentials and the rules of where
+ * a bucket is reached, which are many.
  */
 export class S3Store implements OpenedStore {
   readonly address: string;
@@ -80,7 +73,14 @@ export class S3Store implements OpenedStore {
     const agentOptions = { keepAlive: true, maxSockets: options.sockets ?? 64, scheduling: "lifo" as const };
     const isPlain = spec.endpoint?.startsWith("http:") ?? false;
     this.#agent = isPlain ? new http.Agent(agentOptions) : new https.Agent(agentOptions);
-    this.#client = this.#makeClient(isPlain);
+    this.#client = new S3Client({
+      ...(spec.endpoint === null ? {} : { endpoint: spec.endpoint }),
+      // The spec alone says where a store is: it must mean the same in every thread and on every machine.
+      ignoreConfiguredEndpointUrls: true,
+      region: spec.region,
+      forcePathStyle: spec.pathStyle,
+      credentials: () => this.#credentials.get(),
+    });
   }
 
   async put(key: string, body: Uint8Array, options: PutOptions): Promise<PutOutcome> {
@@ -160,17 +160,17 @@ export class S3Store implements OpenedStore {
   }
 
   async *list(prefix: string, signal?: AbortSignal): AsyncIterable<ObjectInfo> {
-    const base = this.#spec.prefix === "" ? "" : `${this.#spec.prefix}/`;
-    for await (const page of this.#pages(base + prefix, undefined, signal)) {
-      for (const { Key, Size, ETag, LastModified } of page.Contents ?? []) {
+    const base = this.#basePrefix();
+    for await (const page of this.#pages({ prefix: base + prefix }, signal)) {
+      for (const { key, bytes, etag, lastModifiedMs } of page.objects) {
         // A folder marker ("prefix/") is no object of ours, nor is what lies beside the prefix.
-        if (Key === undefined || Size === undefined || !Key.startsWith(base) || Key.endsWith("/")) continue;
+        if (!key.startsWith(base) || key.endsWith("/")) continue;
         yield {
-          key: Key.slice(base.length),
-          bytes: Size,
-          etag: plainEtag(ETag),
+          key: key.slice(base.length),
+          bytes,
+          etag: etag && plainEtag(etag),
           crc32c: null,
-          lastModifiedMs: LastModified?.getTime() ?? null,
+          lastModifiedMs,
           serverDateMs: null,
         };
       }
@@ -178,35 +178,26 @@ export class S3Store implements OpenedStore {
   }
 
   async *folders(prefix: string, signal?: AbortSignal): AsyncIterable<string> {
-    const base = (this.#spec.prefix === "" ? "" : `${this.#spec.prefix}/`) + prefix;
-    for await (const page of this.#pages(base, "/", signal)) {
-      for (const { Prefix } of page.CommonPrefixes ?? []) {
-        if (Prefix?.startsWith(base)) yield Prefix.slice(base.length).replace(/\/$/, "");
+    const base = this.#basePrefix() + prefix;
+    for await (const page of this.#pages({ prefix: base, delimiter: "/" }, signal)) {
+      for (const folder of page.prefixes) {
+        if (folder.startsWith(base)) yield folder.slice(base.length).replace(/\/$/, "");
       }
     }
   }
 
   async delete(key: string, signal?: AbortSignal): Promise<void> {
     const facts = this.#facts("delete", key);
-    const command = new DeleteObjectCommand({ Bucket: this.#spec.bucket, Key: this.#fullKey(key) });
-    try {
-      await this.#client.send(command, { abortSignal: this.#deadline(signal) });
-    } catch (error) {
-      const failure = this.#errorOfSdk(error, facts, signal);
-      if (failure instanceof StoreError && failure.code === "NoSuchKey") return;
-      throw failure;
-    }
+    const answer = await this.#send({ method: "DELETE", key: this.#fullKey(key), signal, facts });
+    const failure = readAnswer(answer);
+    const isGone = answer.status === 404 && failure.code !== "NoSuchBucket" && !failure.isHtml;
+    if (!isGone && (answer.status >= 300 || failure.isHtml)) throw errorOfAnswer(failure, facts);
   }
 
   async check(signal?: AbortSignal): Promise<void> {
-    const facts = this.#facts("look for bucket", "");
-    try {
-      await this.#client.send(new HeadBucketCommand({ Bucket: this.#spec.bucket }), {
-        abortSignal: this.#deadline(signal),
-      });
-    } catch (error) {
-      throw this.#errorOfSdk(error, facts, signal);
-    }
+    // A list of one: unlike HEAD of the bucket, it says in its body what is wrong, and needs no permission of its own.
+    const query = { prefix: this.#basePrefix(), "max-keys": "1" };
+    for await (const _ of this.#pages(query, signal)) return;
   }
 
   reloadCredentials(): void {
@@ -218,70 +209,34 @@ export class S3Store implements OpenedStore {
     this.#agent.destroy();
   }
 
-  async *#pages(
-    prefix: string,
-    delimiter: string | undefined,
-    signal?: AbortSignal,
-  ): AsyncIterable<ListObjectsV2CommandOutput> {
-    const facts: RequestFacts = {
-      ...this.#facts("list", ""),
-      subject: `s3://${this.#spec.bucket}/${prefix}`,
-    };
-    let token: string | undefined;
+  async *#pages(query: Record<string, string>, signal?: AbortSignal): AsyncIterable<ListPage> {
+    let token: string | null = null;
     do {
-      facts.signedAtMs = this.#nowMs();
-      const command = new ListObjectsV2Command({
-        Bucket: this.#spec.bucket,
-        Prefix: prefix,
-        Delimiter: delimiter,
-        ContinuationToken: token,
+      const facts = { ...this.#facts("list", ""), subject: `s3://${this.#spec.bucket}/${query.prefix}` };
+      const answer: WireAnswer = await this.#send({
+        method: "GET",
+        key: null,
+        query: { "list-type": "2", ...query, ...(token === null ? {} : { "continuation-token": token }) },
+        answerBytesMax: LIST_BYTES_MAX,
+        signal,
+        facts,
       });
-      let page: ListObjectsV2CommandOutput;
-      try {
-        page = await this.#client.send(command, { abortSignal: this.#deadline(signal) });
-      } catch (error) {
-        throw this.#errorOfSdk(error, facts, signal);
-      }
-      // The SDK reads any other XML, such as an error sent with 200, as an empty list.
-      if (page.IsTruncated === undefined && page.Name === undefined) {
+      const page: ListPage | null = answer.status === 200 ? readListPage(answer.body.toString("utf8")) : null;
+      if (!page) {
+        const failure = readAnswer(answer);
+        if (answer.status !== 200 || failure.code || failure.isHtml) throw errorOfAnswer(failure, facts);
         throw corruptAnswer(
-          "expected a list of objects, found something else",
+          "expected a list of objects, found something else or half of one",
           facts,
-          page.$metadata.httpStatusCode,
+          answer.status,
         );
       }
-      yield page;
-      const next = page.IsTruncated ? page.NextContinuationToken : undefined;
-      if (page.IsTruncated && (next === undefined || next === token)) {
-        throw corruptAnswer("the list says that it goes on, but not from where", facts);
+      if (page.next !== null && page.next === token) {
+        throw corruptAnswer("the list says that it goes on from where it began", facts);
       }
-      token = next;
-    } while (token !== undefined);
-  }
-
-  #makeClient(isPlain: boolean): S3Client {
-    const { endpoint, region, pathStyle } = this.#spec;
-    const client = new S3Client({
-      ...(endpoint === null ? {} : { endpoint }),
-      region,
-      forcePathStyle: pathStyle,
-      credentials: () => this.#credentials.get(),
-      maxAttempts: 1,
-      followRegionRedirects: false,
-      ignoreConfiguredEndpointUrls: true,
-      requestChecksumCalculation: "WHEN_REQUIRED",
-      responseChecksumValidation: "WHEN_REQUIRED",
-      // Else a PUT of 2 MiB opens a connection of its own and may stall for seconds.
-      expectContinueHeader: false,
-      systemClockOffset: this.#nowMs() - Date.now(),
-      requestHandler: {
-        ...(isPlain ? { httpAgent: this.#agent } : { httpsAgent: this.#agent as https.Agent }),
-        connectionTimeout: this.#limits.connectMs,
-        socketTimeout: this.#limits.idleMs,
-      },
-    });
-    refuseWebPages(client);
-    return client;
+      yield page;
+      token = page.next;
+    } while (token !== null);
   }
 
   async #send(request: WireRequest): Promise<WireAnswer> {
@@ -302,21 +257,9 @@ export class S3Store implements OpenedStore {
     } catch (error) {
       // Not for ever: credentials may appear.
       this.#wire = null;
-      throw this.#errorOfSdk(error, request.facts, request.signal);
+      throw errorOfTransport(error, request.facts);
     }
     return wire.send(request);
-  }
-
-  #deadline(signal?: AbortSignal): AbortSignal {
-    const own = AbortSignal.timeout(this.#limits.baseMs);
-    return signal ? AbortSignal.any([signal, own]) : own;
-  }
-
-  #errorOfSdk(error: unknown, facts: RequestFacts, signal?: AbortSignal): unknown {
-    // Not the SDK's habit of quietly believing the server's clock: a wrong one is reported each time.
-    this.#client.config.systemClockOffset = this.#nowMs() - Date.now();
-    if (signal?.aborted) return signal.reason;
-    return errorOfSdk(error, facts);
   }
 
   #facts(op: string, key: string): RequestFacts {
@@ -331,32 +274,12 @@ export class S3Store implements OpenedStore {
 
   #fullKey(key: string): string {
     checkKey(key, this.address);
-    return this.#spec.prefix === "" ? key : `${this.#spec.prefix}/${key}`;
+    return this.#basePrefix() + key;
   }
-}
 
-/**
- * The SDK reads a web page sent with 200 as an empty list: nothing there, everything to be redone. This throws it as
- * an error with its answer before the SDK looks at the body.
- */
-function refuseWebPages(client: S3Client): void {
-  client.middlewareStack.add(
-    (next) => async (args) => {
-      const result = await next(args);
-      const response = result.response as {
-        statusCode: number;
-        headers: Record<string, string>;
-        body?: unknown;
-      };
-      if (response.statusCode < 300 && /^text\/html\b/.test(response.headers["content-type"] ?? "")) {
-        (response.body as Readable | undefined)?.resume();
-        throw Object.assign(new Error("a web page"), { $response: response });
-      }
-      return result;
-    },
-    // Nearest to the wire: sees the raw response.
-    { step: "deserialize", priority: "low" },
-  );
+  #basePrefix(): string {
+    return this.#spec.prefix === "" ? "" : `${this.#spec.prefix}/`;
+  }
 }
 
 /** Asks the SDK where it would send a request for this bucket, without sending one. */
