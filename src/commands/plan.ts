@@ -83,9 +83,9 @@ function rowsDirectory(call: Call): string {
   return join(stateHome(call.io.env), "forebay", `rows-${hash}`);
 }
 
-function progressOf({ io }: Call): ((rows: number) => void) | undefined {
+function progressOf({ io }: Call): ((progress: { rows: number }) => void) | undefined {
   if (!io.stderrIsTty) return undefined;
-  return (rows) => io.stderr(`\rreading the dataset: ${countText(rows)} rows\u001b[K`);
+  return ({ rows }) => io.stderr(`\rreading the dataset: ${countText(rows)} rows\u001b[K`);
 }
 
 /** "1Gb/s", "10Gbit/s" or "125MB/s" in bytes a second: a small b is bits. */

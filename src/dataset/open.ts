@@ -6,8 +6,6 @@ import { openParquet, parquetFilesOf } from "./parquet.ts";
 import { badDataset, type RowSource } from "./rows.ts";
 import { isSaveToDisk, openSaveToDisk } from "./save-to-disk.ts";
 
-export type { RowBatch, RowSource, SourceFile, SourceKind } from "./rows.ts";
-
 /**
  * Finds out what `path` is: a directory that `save_to_disk` wrote (a DatasetDict needs `split`), a Parquet file or a
  * directory of them, or JSON lines. Throws a RunError (configuration) that says what was looked for, or (integrity)

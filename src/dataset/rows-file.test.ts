@@ -16,7 +16,8 @@ import { EXIT, RunError } from "../base/errors.ts";
 import { buildHeader, parseHeader } from "../base/safetensors.ts";
 import { openDataset } from "./open.ts";
 import type { RowBatch, RowSource } from "./rows.ts";
-import { openRowsFile, verifyRowsFile, writeRowsFile } from "./rows-file.ts";
+import { openRowsFile, verifyRowsFile } from "./rows-file.ts";
+import { writeRowsFile } from "./rows-file-writer.ts";
 
 const FIXTURES = new URL("../../fixtures/datasets/", import.meta.url).pathname;
 

@@ -4,9 +4,6 @@ import { EXIT, RunError } from "../base/errors.ts";
 import { headerLength, parseHeader, type SafetensorsHeader, type TensorEntry } from "../base/safetensors.ts";
 import { contentHash, ROWS_FORMAT, type RowsFileInfo } from "./rows-file-format.ts";
 
-export type { RowsFileInfo } from "./rows-file-format.ts";
-export { type WriteRowsOptions, writeRowsFile } from "./rows-file-writer.ts";
-
 /**
  * Opens a rows file and checks all but its content: header, metadata, and that offsets ascend from 0 to the end.
  * Costs one read of the offsets (80 MB for ten million rows). Throws a RunError (integrity) for any fault.

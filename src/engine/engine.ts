@@ -44,6 +44,8 @@ export interface EngineExit {
   kind: FailureKind;
   fault: ProtocolFault | null;
   killedByUs: boolean;
+  /** It took its leave as the protocol has it. */
+  saidBye: boolean;
   stderrTail: string[];
 }
 
@@ -461,7 +463,7 @@ export class Engine {
 
   #describeExit(command: EngineCommand, end: ChildEnd): EngineExit {
     const { code, signal, killedByUs, spawnError } = end;
-    const facts = { code, signal, killedByUs, stderrTail: this.#stderr.tail() };
+    const facts = { code, signal, killedByUs, saidBye: this.#saidBye, stderrTail: this.#stderr.tail() };
     if (spawnError) {
       const reason = `${command.file} could not be started: ${spawnError.message}`;
       return { ...facts, reason, kind: "start", fault: null };

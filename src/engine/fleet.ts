@@ -1,13 +1,13 @@
 import { EXIT, RunError } from "../base/errors.ts";
 import type { Log } from "../base/log.ts";
-import { Stage } from "../base/stage.ts";
-import { Bell } from "./bell.ts";
+import type { Stage } from "../base/stage.ts";
 import { refusedRows, type StatesShape } from "./check-states.ts";
 import { type Clock, realClock } from "./clock.ts";
 import { DEFAULT_DRIFT_LIMITS, type DriftLimits, DriftWatch } from "./drift.ts";
 import type { Engine } from "./engine.ts";
 import { EngineError } from "./engine-error.ts";
-import { type FleetEngine, Lane, type LaneStatus, makeScratch } from "./lane.ts";
+import type { FleetEngine, Lane, LaneStatus } from "./lane.ts";
+import { EnginePool } from "./pool.ts";
 import type { ExtractSample, Loaded, SampleStates } from "./protocol.ts";
 import {
   nextCulprits,
@@ -112,19 +112,13 @@ interface Case {
 class Released extends Error {}
 
 export class Fleet {
-  /** Where the engines' time goes: busy, starved (starting, loading), blocked (no batch was given). */
-  readonly stage: Stage;
   readonly #options: FleetOptions;
   readonly #clock: Clock;
-  readonly #lanes: Lane[];
-  readonly #bell = new Bell();
+  readonly #pool: EnginePool;
   readonly #drift: DriftWatch | null;
-  readonly #discredited = new Set<string>();
   readonly #cases = new Set<Promise<void>>();
   readonly #stopping = new AbortController();
-  #lives = 0;
   #skips = 0;
-  #knownGood: ExtractSample | null = null;
   /** `next` said that there is nothing more. */
   #drained = false;
   /** Calls of `next` that have not been answered. */
@@ -138,31 +132,26 @@ export class Fleet {
   constructor(options: FleetOptions) {
     this.#options = options;
     this.#clock = options.clock ?? realClock;
-    this.stage = new Stage("compute", () => this.#clock.nowMs());
     const drift = options.drift === undefined ? DEFAULT_DRIFT_LIMITS : options.drift;
     this.#drift = drift && new DriftWatch(options.shape, drift);
-    this.#lanes = options.engines.map(
-      (engine) =>
-        new Lane(engine, {
-          log: options.log,
-          clock: this.#clock,
-          limits: options.limits ?? {},
-          random: options.random ?? Math.random,
-          shape: options.shape,
-          stderrDirectory: options.stderrDirectory,
-          restart: options.restart ?? { baseMs: 1_000, capMs: 60_000 },
-          deathsMax: options.deathsMax ?? 5,
-          newLife: () => {
-            this.#lives += 1;
-            return this.#lives;
-          },
-          onChange: (lane) => this.#changed(lane),
-        }),
-    );
+    this.#pool = new EnginePool({
+      engines: options.engines,
+      log: options.log,
+      clock: this.#clock,
+      limits: options.limits ?? {},
+      random: options.random ?? Math.random,
+      shape: options.shape,
+      stderrDirectory: options.stderrDirectory,
+      scratchDirectory: options.scratchDirectory,
+      restart: options.restart ?? { baseMs: 1_000, capMs: 60_000 },
+      deathsMax: options.deathsMax ?? 5,
+      culpritsMax: options.culpritsMax ?? 8,
+      throwIfStopping: () => this.#releaseIfStopping(),
+    });
   }
 
   async run(): Promise<void> {
-    const lanes = this.#lanes.map((lane, i) =>
+    const lanes = this.#pool.lanes.map((lane, i) =>
       this.#live(lane, i === 0).catch((error: unknown) => this.#stopRun(error)),
     );
     await Promise.all(lanes);
@@ -176,28 +165,33 @@ export class Fleet {
    */
   async stop(graceMs: number): Promise<void> {
     this.#stopping.abort();
-    this.#bell.ring();
+    this.#pool.bell.ring();
     let isLate = false;
     const cancel = this.#clock.setTimer(() => {
       isLate = true;
-      this.#bell.ring();
+      this.#pool.bell.ring();
     }, graceMs);
-    while (this.#cases.size > 0 && !isLate) await this.#bell.wait();
+    while (this.#cases.size > 0 && !isLate) await this.#pool.bell.wait();
     cancel();
     this.#finished = true;
-    this.#bell.ring();
-    await Promise.all(this.#lanes.map((lane) => lane.close(isLate)));
+    this.#pool.bell.ring();
+    await Promise.all(this.#pool.lanes.map((lane) => lane.close(isLate)));
     await Promise.all(this.#cases);
   }
 
   /** Stops one engine for good, for a reason found elsewhere (a canary); its batches go to the others. */
   discredit(label: string, reason: string): void {
-    const lane = this.#lanes.find((one) => one.label === label);
-    if (lane) this.#discredit(lane, reason);
+    const lane = this.#pool.lanes.find((one) => one.label === label);
+    if (lane) this.#pool.discredit(lane, reason);
+  }
+
+  /** Where the engines' time went since the start: see EnginePool.stage. */
+  get stage(): Stage {
+    return this.#pool.stage;
   }
 
   status(): LaneStatus[] {
-    return this.#lanes.map((lane) => lane.status());
+    return this.#pool.lanes.map((lane) => lane.status());
   }
 
   /** Rows skipped in this session. */
@@ -208,8 +202,8 @@ export class Fleet {
   // --- one engine's seat ---
 
   async #live(lane: Lane, isFirst: boolean): Promise<void> {
-    this.#changed(lane);
-    while (!isFirst && !this.#firstReady && !this.#isOver) await this.#bell.wait();
+    this.#pool.account(lane);
+    while (!isFirst && !this.#firstReady && !this.#isOver) await this.#pool.bell.wait();
     while (!this.#isOver) {
       const engine = await lane.bringUp();
       if (!engine) break;
@@ -217,7 +211,7 @@ export class Fleet {
         await this.#options.prepare?.(engine, engine.loaded!);
         this.#firstReady = true;
       }
-      this.#bell.ring();
+      this.#pool.bell.ring();
       await this.#feed(lane, engine);
       if (this.#isOver) break;
       const exit = await engine.exited;
@@ -226,19 +220,19 @@ export class Fleet {
     }
     // Whichever comes first: without the first engine the others still deserve their try.
     if (lane.over) this.#firstReady = true;
-    if (lane.failed) this.#discredited.add(lane.label);
+    if (lane.failed) this.#pool.discredited.add(lane.label);
     await lane.close(this.#fatal !== null);
-    if (!this.#isOver && this.#lanes.every((one) => one.over)) this.#stopRun(this.#noEnginesLeft());
-    this.#bell.ring();
+    if (!this.#isOver && this.#pool.lanes.every((one) => one.over)) this.#stopRun(this.#noEnginesLeft());
+    this.#pool.bell.ring();
   }
 
   /** Gives the engine work as long as it lives; resolves when it is of no more use or there is nothing more to do. */
   async #feed(lane: Lane, engine: Engine): Promise<void> {
-    const gone = engine.exited.then(() => this.#bell.ring());
+    const gone = engine.exited.then(() => this.#pool.bell.ring());
     while (engine.usable && !this.#isOver) {
       if (this.#stopping.signal.aborted || this.#drained || !lane.hasRoom) {
         this.#finishIfNothingIsLeft();
-        if (!this.#isOver) await this.#bell.wait();
+        if (!this.#isOver) await this.#pool.bell.wait();
         continue;
       }
       const work = await this.#next(lane);
@@ -249,7 +243,7 @@ export class Fleet {
   }
 
   async #next(lane: Lane): Promise<Work | null> {
-    this.#changed(lane);
+    this.#pool.account(lane);
     this.#pulls += 1;
     try {
       return await this.#options.next(lane.label, this.#stopping.signal);
@@ -266,8 +260,8 @@ export class Fleet {
     if (!isOut || this.#pulls > 0 || this.#cases.size > 0) return;
     this.#finished = true;
     // One that is loading, or waits before a restart, is not needed any more.
-    for (const lane of this.#lanes) if (!lane.up) void lane.close(true);
-    this.#bell.ring();
+    for (const lane of this.#pool.lanes) if (!lane.up) void lane.close(true);
+    this.#pool.bell.ring();
   }
 
   get #isOver(): boolean {
@@ -295,7 +289,7 @@ export class Fleet {
       .finally(() => {
         this.#cases.delete(carried);
         this.#finishIfNothingIsLeft();
-        this.#bell.ring();
+        this.#pool.bell.ring();
       });
     this.#cases.add(carried);
   }
@@ -310,9 +304,9 @@ export class Fleet {
         good: new Set(one.good.keys()),
         skipped: new Set(one.skipped.keys()),
         trials: one.trials,
-        discredited: this.#discredited,
+        discredited: this.#pool.discredited,
         skipsLeft: this.#options.skipsMax - this.#skips,
-        hasKnownGood: this.#knownGood !== null,
+        hasKnownGood: this.#pool.knownGood !== null,
       });
       switch (step.kind) {
         case "finish":
@@ -337,13 +331,8 @@ export class Fleet {
   }
 
   async #firstTrial(one: Case, preferred: Lane, rows: readonly number[]): Promise<void> {
-    let lane: Lane | undefined = preferred;
     // Between the pull and now it may have died or been held: any other with room will do.
-    while (!lane?.up || !lane.hasRoom) {
-      this.#releaseIfStopping();
-      lane = this.#lanes.find((other) => other.up && other.hasRoom);
-      if (!lane) await this.#bell.wait();
-    }
+    const lane = preferred.up && preferred.hasRoom ? preferred : await this.#pool.free(preferred);
     await this.#try(one, lane, rows, { alone: false, proven: false });
   }
 
@@ -353,19 +342,18 @@ export class Fleet {
       one.work = await this.#options.newAttempt(one.work);
       one.died = false;
     }
-    const lane = await this.#hold(step.where, one);
+    const lane = await this.#pool.hold(step.where, one.trials.at(-1)!.livesStarted);
     try {
       let proven = false;
       for (const group of step.groups) {
-        if (!proven && group.some((row) => step.probed.has(row))) proven = await this.#probe(lane);
+        if (!proven && group.some((row) => step.probed.has(row))) proven = await this.#pool.probe(lane);
         if (!proven && group.some((row) => step.probed.has(row))) return;
         if (!lane.up) return;
         if (!(await this.#try(one, lane, group, { alone: true, proven }))) return;
         proven = true;
       }
     } finally {
-      lane.held = false;
-      this.#bell.ring();
+      this.#pool.release(lane);
     }
   }
 
@@ -385,7 +373,7 @@ export class Fleet {
     let failures: TrialFailure[] = [];
     let died = false;
     try {
-      const answer = await this.#ask(lane, { attempt: work.attempt, file: work.file, samples: asked });
+      const answer = await this.#pool.ask(lane, { attempt: work.attempt, file: work.file, samples: asked });
       failures = answer.failed.map(({ message, ...failure }) => ({ ...failure, reason: message }));
       const failedRows = new Set(failures.map(({ row }) => row));
       const refused = refusedRows(
@@ -416,7 +404,7 @@ export class Fleet {
     const trial: Trial = {
       engine: lane.label,
       life,
-      livesStarted: this.#lives,
+      livesStarted: this.#pool.lives,
       rows,
       ...how,
       passed,
@@ -426,82 +414,10 @@ export class Fleet {
     for (const { row, kind, reason } of failures.slice(0, 20)) {
       log.warn("engine.row-failed", { engine: lane.label, batch: work.batch, row, kind, reason });
     }
-    this.#judge(lane, trial, died);
-    this.#rememberGood(asked.filter(({ row }) => one.good.has(row)));
+    this.#pool.judge(lane, trial, died);
+    this.#pool.rememberGood(asked.filter(({ row }) => one.good.has(row)));
     this.#releaseIfKilled(failures);
     return failures.length === 0;
-  }
-
-  async #ask(lane: Lane, request: Parameters<Engine["extract"]>[0]): ReturnType<Engine["extract"]> {
-    const tokens = request.samples.reduce((sum, { ids }) => sum + ids.length, 0);
-    let before = 0;
-    const progressed = (tokensDone: number) => {
-      lane.progressed(tokensDone - before);
-      before = tokensDone;
-    };
-    lane.requests += 1;
-    lane.tokensOutstanding += tokens;
-    this.#changed(lane);
-    try {
-      const answer = await lane.up!.extract(request, progressed);
-      progressed(tokens);
-      return answer;
-    } finally {
-      lane.requests -= 1;
-      lane.tokensOutstanding -= tokens;
-      this.#changed(lane);
-      this.#bell.ring();
-    }
-  }
-
-  /** What a trial says about the engine. */
-  #judge(lane: Lane, trial: Trial, died: boolean): void {
-    const { failures, passed, rows } = trial;
-    if (passed.length > 0) lane.passed();
-    if (failures.some(({ kind }) => kind === "oom") && (rows.length > 1 || !trial.alone)) lane.makeSmaller();
-    lane.culprits = nextCulprits(lane.culprits, trial, died);
-    if (lane.culprits.size >= (this.#options.culpritsMax ?? 8)) {
-      this.#discredit(lane, `it failed ${lane.culprits.size} rows in a row: ${failures[0]?.reason}`);
-    }
-  }
-
-  #discredit(lane: Lane, reason: string): void {
-    this.#discredited.add(lane.label);
-    lane.giveUp(reason);
-    this.#bell.ring();
-  }
-
-  /** The shortest will do. */
-  #rememberGood(samples: readonly ExtractSample[]): void {
-    for (const sample of samples) {
-      if (!this.#knownGood || sample.ids.length < this.#knownGood.ids.length) this.#knownGood = sample;
-    }
-  }
-
-  /** Whether a row known to be good passes in this engine. One that fails it is started anew, and then given up. */
-  async #probe(lane: Lane): Promise<boolean> {
-    const { shape, scratchDirectory, log } = this.#options;
-    const sample = { ...this.#knownGood!, offset: 0 };
-    const file = makeScratch(scratchDirectory, lane.label, sample.ids.length * shape.taps * shape.hidden * 2);
-    let reason: string;
-    if (!lane.up) return false;
-    try {
-      const answer = await this.#ask(lane, { attempt: 1, file, samples: [sample] });
-      const refused = refusedRows([sample], answer.samples, shape)[0];
-      if (!refused) return true;
-      reason = answer.failed[0]?.message ?? refused.reason;
-      lane.probesFailed += 1;
-      if (lane.probesFailed < 2) await lane.up?.shutdown();
-    } catch (error) {
-      // The death counts by itself.
-      if (!(error instanceof EngineError)) throw error;
-      reason = error.message;
-    }
-    this.#releaseIfStopping();
-    log.warn("engine.probe-failed", { engine: lane.label, row: sample.row, reason });
-    if (lane.probesFailed >= 2)
-      this.#discredit(lane, `it fails row ${sample.row}, which passed before: ${reason}`);
-    return false;
   }
 
   #skip(one: Case, rows: readonly SkippedRow[]): void {
@@ -538,90 +454,31 @@ export class Fleet {
     }
     lane.driftStrikes = events.length > 0 ? lane.driftStrikes + 1 : 0;
     if (lane.driftStrikes >= (this.#options.driftStrikesMax ?? 3)) {
-      this.#discredit(
+      this.#pool.discredit(
         lane,
         `its states drifted in ${lane.driftStrikes} packs in a row: ${events[0]!.message}`,
       );
     }
   }
 
-  // --- an engine for one batch alone ---
-
-  /** Resolves with an engine that is up, empty and held for the caller, who gives it back by `held = false`. */
-  async #hold(where: Where, one: Case): Promise<Lane> {
-    for (;;) {
-      this.#releaseIfStopping();
-      const lane = this.#choose(where, one);
-      if (!lane) {
-        await this.#bell.wait();
-        continue;
-      }
-      lane.held = true;
-      this.#bell.ring();
-      try {
-        if (await this.#clear(lane, where, one)) return lane;
-      } catch (error) {
-        lane.held = false;
-        throw error;
-      }
-      lane.held = false;
-      this.#bell.ring();
-    }
-  }
-
-  /** Fit as it is, else coming up, else to be started anew: the least busy of the best kind; null: they are held. */
-  #choose(where: Where, one: Case): Lane | null {
-    const wanted = this.#asFound(where, one);
-    const able = this.#lanes.filter((lane) => !lane.over && (wanted.kind !== "other" || isFit(lane, wanted)));
-    const need = (lane: Lane) => (lane.up ? (isFit(lane, wanted) ? 0 : 2) : 1);
-    const least = Math.min(...able.map(need));
-    const best = able.filter((lane) => !lane.held && need(lane) === least);
-    return best.sort((a, b) => a.tokensOutstanding - b.tokensOutstanding)[0] ?? null;
-  }
-
-  /** Waits until a held engine is empty, up, and as `where` wants it. False: it was given up meanwhile. */
-  async #clear(lane: Lane, where: Where, one: Case): Promise<boolean> {
-    const wanted = this.#asFound(where, one);
-    for (;;) {
-      this.#releaseIfStopping();
-      if (lane.over) return false;
-      const engine = lane.up;
-      if (!engine || lane.requests > 0) {
-        await this.#bell.wait();
-      } else if (isFit(lane, wanted)) {
-        return true;
-      } else {
-        this.#options.log.info("engine.restart-fresh", { engine: lane.label, batch: one.work.batch });
-        await engine.shutdown();
-      }
-    }
-  }
-
-  /** "Another living engine, else a fresh one": which of the two it is, is decided by what lives now. */
-  #asFound(where: Where, one: Case): Where {
-    if (where.kind !== "other") return where;
-    if (this.#lanes.some((lane) => lane.up && !where.not.includes(lane.label))) return where;
-    return { kind: "fresh", afterLife: one.trials.at(-1)!.livesStarted, notLives: [] };
-  }
-
   async #waitForGood(otherwise: string): Promise<void> {
     let isLate = false;
     const cancel = this.#clock.setTimer(() => {
       isLate = true;
-      this.#bell.ring();
+      this.#pool.bell.ring();
     }, this.#options.knownGoodWaitMs ?? 600_000);
     this.#waitingForGood += 1;
-    this.#bell.ring();
+    this.#pool.bell.ring();
     try {
-      while (this.#knownGood === null && !isLate && this.#othersMayPass()) {
+      while (this.#pool.knownGood === null && !isLate && this.#othersMayPass()) {
         this.#releaseIfStopping();
-        await this.#bell.wait();
+        await this.#pool.bell.wait();
       }
     } finally {
       cancel();
       this.#waitingForGood -= 1;
     }
-    if (this.#knownGood !== null) return;
+    if (this.#pool.knownGood !== null) return;
     throw new EngineError({
       op: "extract states",
       subject: "all engines",
@@ -650,37 +507,19 @@ export class Fleet {
     if (this.#fatal !== null) return;
     this.#fatal = error;
     this.#stopping.abort();
-    this.#bell.ring();
-    for (const lane of this.#lanes) void lane.close(true);
+    this.#pool.bell.ring();
+    for (const lane of this.#pool.lanes) void lane.close(true);
   }
 
   #noEnginesLeft(): EngineError {
-    const reasons = this.#lanes.map((lane) => `${lane.label}: ${lane.lastError ?? "stopped"}`);
+    const reasons = this.#pool.lanes.map((lane) => `${lane.label}: ${lane.lastError ?? "stopped"}`);
     return new EngineError({
       op: "run engines",
-      subject: this.#lanes.map(({ label }) => label).join(", "),
+      subject: this.#pool.lanes.map(({ label }) => label).join(", "),
       message: `no engine is left (${reasons.slice(0, 4).join("; ")})`,
       hint: "see the engines' logs in the run directory, then start the run again: it continues",
       kind: "crash",
     });
-  }
-
-  #changed(lane: Lane): void {
-    if (lane.over || (this.#drained && lane.requests === 0)) this.stage.remove(lane.label);
-    else if (lane.requests > 0) this.stage.enter(lane.label, "busy");
-    else this.stage.enter(lane.label, lane.up ? "blocked" : "starved");
-    this.#bell.ring();
-  }
-}
-
-function isFit(lane: Lane, where: Where): boolean {
-  switch (where.kind) {
-    case "any":
-      return true;
-    case "other":
-      return !where.not.includes(lane.label);
-    case "fresh":
-      return lane.life > where.afterLife && !where.notLives.includes(lane.life);
   }
 }
 

@@ -101,10 +101,10 @@ test("the status is the run's document, to the schema that is published beside i
 test("the one-liner that people have reads on", async () => {
   const monitor = await start();
   const d = JSON.parse((await ask(monitor, "/api/status")).body.toString());
-  const e = d["extraction"];
+  const e = d.extraction;
   for (const name of ["total_processed", "agg_rate", "eta_hours", "hs_local"])
     expect(e[name]).toBeTypeOf("number");
-  for (const s of e["shards"]) {
+  for (const s of e.shards) {
     for (const name of ["shard", "processed", "total", "rate_per_sec", "batch", "total_batches"]) {
       expect(s[name]).toBeTypeOf("number");
     }
@@ -133,7 +133,7 @@ test("unknown paths are 404, other methods 405, broken queries 400: all as JSON,
       "",
     );
   }
-  expect((await ask(monitor, "/api/status", { method: "POST" })).headers["allow"]).toBe("GET, HEAD");
+  expect((await ask(monitor, "/api/status", { method: "POST" })).headers.allow).toBe("GET, HEAD");
 });
 
 test("a name rebound to this machine reads nothing (DNS rebinding)", async () => {
@@ -212,7 +212,7 @@ test("the page comes gzipped where that is understood, and unchanged files are n
   const plain = await ask(monitor, "/");
   expect(plain.body.toString()).toContain("<title>page</title>");
   expect(plain.headers["cache-control"]).toBe("no-cache");
-  const again = await ask(monitor, "/", { headers: { "if-none-match": String(plain.headers["etag"]) } });
+  const again = await ask(monitor, "/", { headers: { "if-none-match": String(plain.headers.etag) } });
   expect([again.status, again.body.length]).toEqual([304, 0]);
 });
 

@@ -1,7 +1,9 @@
-import { resolve } from "node:path";
+import { join, resolve } from "node:path";
 import { describeError, EXIT, type ExitCode, RunError } from "../base/errors.ts";
 import { Stage } from "../base/stage.ts";
+import type { Engine } from "../engine/engine.ts";
 import type { FleetEngine } from "../engine/lane.ts";
+import type { Loaded } from "../engine/protocol.ts";
 import { packLayout } from "../pack/layout.ts";
 import { batchBytes, batchCount, batchOf, planTotals } from "../plan/plan.ts";
 import { recoverReady } from "../spool/recover.ts";
@@ -14,6 +16,7 @@ import { type RetryOptions, withRetries } from "../store/retry.ts";
 import type { OpenedStore, StoreTraits } from "../store/store.ts";
 import { BatchLoop } from "./batch-loop.ts";
 import type { ExtractOptions, ExtractTools } from "./extract.ts";
+import { assertGate, gateSamples, runGate } from "./gate.ts";
 import { Heartbeat } from "./heartbeat.ts";
 import { claimPart } from "./lease.ts";
 import { type PreparedRun, prepareRun } from "./prepare.ts";
@@ -198,7 +201,8 @@ export class Supervisor {
       log,
       random: tools.random,
       nowMs: tools.nowMs,
-      prepare: async () => {
+      prepare: async (engine, loaded) => {
+        await this.#gate(engine, loaded, prepared);
         if (!prepared.record) {
           board.phase("loading", "storing plan and inputs");
           await this.#publish(store, prepared, traits);
@@ -230,6 +234,23 @@ export class Supervisor {
     }
     this.#failed.signal.throwIfAborted();
     return stop.aborted ? this.#flush(uploader) : this.#complete(uploader);
+  }
+
+  async #gate(engine: Engine, loaded: Loaded, { plan, rows }: PreparedRun): Promise<void> {
+    const { board, log } = this.#tools;
+    if (!this.#options.gate) {
+      board.gate({ state: "skipped", report: null });
+      return;
+    }
+    board.phase("gate", "checking the engine's states");
+    board.gate({ state: "running", report: null });
+    const report = await runGate(engine, loaded, gateSamples(plan, rows), {
+      shape: plan.options.shape,
+      directory: join(this.#options.runDirectory, "scratch"),
+      log,
+    });
+    board.gate({ state: report.ok ? "passed" : "failed", report: report.text });
+    assertGate(report, engine.label);
   }
 
   #beat(store: OpenedStore): void {

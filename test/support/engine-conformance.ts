@@ -208,12 +208,22 @@ export function describeEngine(name: string, make: () => EngineUnderTest | Promi
 
     test("asked to shut down it says bye and exits with 0, idle or not", async () => {
       const idle = await startOwn();
-      expect(await idle.shutdown()).toMatchObject({ code: 0, signal: null, killedByUs: false });
+      expect(await idle.shutdown()).toMatchObject({
+        code: 0,
+        signal: null,
+        killedByUs: false,
+        saidBye: true,
+      });
       const busy = await startOwn();
       await busy.load(loadRequest(under));
       const rows = Array.from({ length: 20 }, (_, row) => ({ row, ids: idsOf(60, row, under) }));
       const answer = busy.extract(request(rows)).catch((error: unknown) => error);
-      expect(await busy.shutdown()).toMatchObject({ code: 0, signal: null, killedByUs: false });
+      expect(await busy.shutdown()).toMatchObject({
+        code: 0,
+        signal: null,
+        killedByUs: false,
+        saidBye: true,
+      });
       await answer;
     });
 
