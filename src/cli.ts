@@ -1,4 +1,5 @@
 #!/usr/bin/env node
+import { setMaxListeners } from "node:events";
 import { readFileSync } from "node:fs";
 import { Command, CommanderError } from "commander";
 import { EXIT } from "./base/errors.ts";
@@ -7,7 +8,12 @@ import { errorText, exitCodeFor } from "./commands/print-error.ts";
 import { register } from "./commands/verb.ts";
 import { VERBS } from "./commands/verbs.ts";
 
+// The SDK tells every process about Node versions of next year; package.json's `engines` is where we decide that.
+process.env.AWS_SDK_JS_NODE_VERSION_SUPPORT_WARNING_DISABLED ??= "true";
+
 const stop = new AbortController();
+// Every request under way listens to it: many at once, none for long.
+setMaxListeners(0, stop.signal);
 for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"] as const) {
   process.on(signal, () => {
     // The second signal means now: what is in the spool and the store is safe at any instant.

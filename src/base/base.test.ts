@@ -5,6 +5,7 @@ import fc from "fast-check";
 import { afterEach, expect, test } from "vitest";
 import { fullJitterMs, sleep } from "./backoff.ts";
 import { formatBytes, parseBytes, roundUp } from "./bytes.ts";
+import { eachOf } from "./each.ts";
 import { describeError, errnoOf, RunError } from "./errors.ts";
 import { type LogEvent, makeLog, plainText } from "./log.ts";
 import { publishNew, publishReplacing } from "./publish.ts";
@@ -113,6 +114,25 @@ test("a field cannot pass itself off as the event's own name or time", () => {
 test("plain text has no ANSI, control or bidirectional characters, and is cut", () => {
   expect(plainText("\u001b]0;title\u0007a\u2066b\u009bc")).toBe("abc");
   expect(plainText("x".repeat(50), 10)).toBe(`${"x".repeat(10)}…`);
+});
+
+test("items are worked on so many at a time, and a failure ends the rest but waits for what runs", async () => {
+  let running = 0;
+  let most = 0;
+  const done: number[] = [];
+  const work = async (item: number) => {
+    running += 1;
+    most = Math.max(most, running);
+    await sleep(5);
+    running -= 1;
+    if (item === 4) throw new Error("item 4");
+    done.push(item);
+  };
+  await eachOf([0, 1, 2, 3], 3, work);
+  expect(most).toBe(3);
+  await expect(eachOf([3, 4, 5, 6, 7, 8], 2, work)).rejects.toThrow("item 4");
+  expect(running).toBe(0);
+  expect(done).not.toContain(8);
 });
 
 test("an error says what it was and what was beneath it", () => {

@@ -1,4 +1,4 @@
-import { closeSync, existsSync, fstatSync, openSync, readSync, statSync } from "node:fs";
+import { closeSync, existsSync, fstatSync, openSync, readdirSync, readSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { sleep } from "../base/backoff.ts";
 import { EXIT, RunError } from "../base/errors.ts";
@@ -33,12 +33,12 @@ export const logs: VerbSpec = {
     const { io, options, json } = call;
     const { directory, address } = runPlace(call);
     const engine = options.engine as string | undefined;
+    if (engine !== undefined && !/^\d+$/.test(engine)) throw badCount("--engine", engine);
     const name = options.keeper
       ? FILES.keeperLog
-      : engine !== undefined
-        ? `engine-${engine}.log`
-        : FILES.events;
-    if (!/^(?:engine-\d+|keeper|events)\.log$/.test(name)) throw badCount("--engine", String(engine));
+      : engine === undefined
+        ? FILES.events
+        : engineLogName(directory, engine);
     const path = join(directory, name);
     if (!existsSync(path)) {
       throw new RunError({
@@ -52,12 +52,17 @@ export const logs: VerbSpec = {
     const lines = /^\d+$/.test(String(options.lines ?? 50)) ? Number(options.lines ?? 50) : null;
     if (lines === null) throw badCount("--lines", String(options.lines));
     const show = (line: string) => io.stdout(`${json ? line : shownLine(line)}\n`);
-    let position = showTail(path, lines, show);
-    if (options.follow === true) await follow(path, position, show, io);
-    else position = 0;
+    const end = showTail(path, lines, show);
+    if (options.follow === true) await follow(path, end, show, io);
     return EXIT.done;
   },
 };
+
+/** Each kind of engine names its log after itself: onnx-0.log. */
+function engineLogName(directory: string, engine: string): string {
+  const names = existsSync(directory) ? readdirSync(directory) : [];
+  return names.find((name) => /^[a-z]+-(\d+)\.log$/.exec(name)?.[1] === engine) ?? `engine-${engine}.log`;
+}
 
 /** An event as words; anything else as it is, made harmless. */
 function shownLine(line: string): string {

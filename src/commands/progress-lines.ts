@@ -63,7 +63,7 @@ export function progressLine(status: StatusDocument): string {
     ...(run.reason ? [run.reason] : []),
     ...(run.action ? [`next: ${run.action}`] : []),
   ];
-  return plainText(parts.join(", "));
+  return plainText(parts.join(", ")).replaceAll(/\s*\n\s*/g, "; ");
 }
 
 /** 1234567 as "1,234,567". */

@@ -30,7 +30,6 @@ export const restart: VerbSpec = {
     const { launch, changed } = withChanges(before, call.settings);
     for (const line of changed.length ? changed : ["no setting changed"]) say(io, `change     ${line}`);
 
-    const sinceMs = Date.now();
     writeRecord(join(place.directory, FILES.launch), launch);
     // A living keeper starts the next supervisor itself, with the environment (and credentials) that it has.
     const kept = standing.look.keeper?.alive === true && standing.look.keeper.record.state !== "ended";
@@ -40,6 +39,8 @@ export const restart: VerbSpec = {
       await untilGone(place.directory, io, { keeperToo: false });
     }
     const stillKept = kept && lookAtRunDirectory(place.directory).keeper?.alive === true;
+    // Only now: the old supervisor commits what it holds until it is gone.
+    const sinceMs = Date.now();
     const exitCode = await goDetached({ io, place, json: false, sinceMs, startKeeper: !stillKept });
     if (json) printJson(io, { address: place.address, changed, exit_code: exitCode });
     return exitCode === EXIT.done ? EXIT.done : exitCode;

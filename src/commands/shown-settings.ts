@@ -12,4 +12,4 @@ export function shownSettings(settings: Resolved): Record<string, string> {
 }
 
 /** A ping URL is a key to somebody's pager, a command line or an engine's variable may hold anything. */
-const HIDDEN: ReadonlySet<string> = new Set(["heartbeatUrl", "onExit", "engineEnv"]);
+const HIDDEN: ReadonlySet<string> = new Set(["heartbeatUrl", "onExit", "engineEnv", "runDir"]);

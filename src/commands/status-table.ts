@@ -10,7 +10,7 @@ export function statusTable(document: StatusDocument, parts: StatusDocument[], s
   const { tokens, batches, eta } = extraction;
   const facts: [string, string | null][] = [
     ["run", `${run.address} (${run.id})`],
-    ["state", `${run.state}, ${run.phase}, since ${run.state_since}`],
+    ["state", `${run.state}${run.exit_code === null ? `, ${run.phase}` : ""}, since ${run.state_since}`],
     ["reason", run.reason],
     ["next", run.action],
     [

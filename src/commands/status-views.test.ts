@@ -198,6 +198,7 @@ describe("how progress is shown", () => {
   test("one line says all that matters, and stays one line", () => {
     const line = progressLine(document(hostile));
     expect(line).toMatch(/^running 25\.0 %, 500\/2,000 samples, 5,000 tokens\/s/);
+    expect(line).not.toContain("\n");
     expect(eventLine({ at: "2026-01-01T12:00:00Z", level: "info", event: "a.b", text: "two words" })).toBe(
       '12:00:00 info a.b text="two words"',
     );

@@ -1,3 +1,4 @@
+import { setMaxListeners } from "node:events";
 import { hostname } from "node:os";
 import { join } from "node:path";
 import { EXIT, type ExitCode } from "../base/errors.ts";
@@ -164,6 +165,7 @@ export async function superviseOnce(input: SuperviseInput): Promise<ExtractResul
 /** Joins the process's signals and the control channel's stop into one, and remembers the exit code that it means. */
 function stopSwitch(signals: AbortSignal) {
   const asked = new AbortController();
+  setMaxListeners(0, asked.signal);
   let exitCode: ExitCode = EXIT.terminated;
   const now = (code: ExitCode) => {
     if (asked.signal.aborted) return;

@@ -62,7 +62,11 @@ export function resolveSettings(input: ResolveInput): Resolved {
     if (!found) continue;
     const parsed = parseText(key, found);
     values[key] = parsed;
-    written[setting.name] = absolute(key, found.text, parsed);
+    written[setting.name] = absolute(
+      key,
+      { ...found, text: setting.many ? splitMany(found) : found.text },
+      parsed,
+    );
   }
   return { values: values as SettingValues, sources, written };
 }
@@ -136,9 +140,9 @@ function splitMany(found: Found): string[] {
 }
 
 /** A path as an absolute one, so that a process with another working directory reads the same. */
-function absolute(key: SettingKey, text: SettingText, parsed: unknown): SettingText {
+function absolute(key: SettingKey, { text }: Found, parsed: unknown): SettingText {
   if (SETTINGS[key].kind.isPath) return parsed as SettingText;
-  return SETTINGS[key].many && !Array.isArray(text) ? [text] : text;
+  return SETTINGS[key].many ? [text].flat() : [text].flat().join(",");
 }
 
 /** FOREBAY_SPOOL_BYTE would otherwise be ignored without a word; names far from all of ours are somebody else's. */

@@ -67,7 +67,9 @@ export class ChatTemplate {
     const unmarked = removeMarks(marked, this.#marks[START], this.#marks[END]);
     // A template that looks at its own generated text (trims or measures it) would see the marks, and differ.
     if (!unmarked || unmarked.text !== text) {
-      throw new RefusedRow("the template changes what stands between its generation tags, so their place is unknown");
+      throw new RefusedRow(
+        "the template changes what stands between its generation tags, so their place is unknown",
+      );
     }
     return unmarked;
   }
@@ -83,7 +85,9 @@ export class ChatTemplate {
         add_generation_prompt: addGenerationPrompt,
       });
     } catch (error) {
-      throw new RefusedRow(`the template refuses it: ${error instanceof Error ? error.message : String(error)}`);
+      throw new RefusedRow(
+        `the template refuses it: ${error instanceof Error ? error.message : String(error)}`,
+      );
     }
   }
 }
@@ -142,7 +146,8 @@ function readTemplate(modelDir: string, config: Record<string, unknown>): string
   const found = readObject(join(modelDir, "chat_template.json")).chat_template ?? config.chat_template;
   if (typeof found === "string") return found;
   if (Array.isArray(found)) {
-    const named = found.find((entry) => entry?.name === "default") ?? (found.length === 1 ? found[0] : undefined);
+    const named =
+      found.find((entry) => entry?.name === "default") ?? (found.length === 1 ? found[0] : undefined);
     if (typeof named?.template === "string") return named.template;
   }
   throw new RunError({

@@ -100,7 +100,8 @@ export class ChunkTokenizer {
     const messages = messagesOf(JSON.parse(json), this.#messagesKey);
     const supervised = superviseText(this.#template, messages, this.#specialTokens);
     // Half a surrogate pair has no UTF-8: Python refuses it, and the tokenizer would replace it silently.
-    if (/\p{Surrogate}/u.test(supervised.text)) throw new RefusedRow("the text holds half of a surrogate pair");
+    if (/\p{Surrogate}/u.test(supervised.text))
+      throw new RefusedRow("the text holds half of a surrogate pair");
     return supervised;
   }
 }

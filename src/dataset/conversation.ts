@@ -23,12 +23,15 @@ const ROLES: Record<string, string> = {
  * Throws RefusedRow.
  */
 export function messagesOf(row: unknown, key?: string): Message[] {
-  if (typeof row !== "object" || row === null || Array.isArray(row)) throw new RefusedRow("the row is no object");
+  if (typeof row !== "object" || row === null || Array.isArray(row))
+    throw new RefusedRow("the row is no object");
   const columns = row as Record<string, unknown>;
   const list = key === undefined ? (columns.messages ?? columns.conversations) : columns[key];
   if (!Array.isArray(list)) {
     const wanted = key ?? "messages or conversations";
-    throw new RefusedRow(`expected a list ${wanted}, found the columns ${Object.keys(columns).join(", ") || "none"}`);
+    throw new RefusedRow(
+      `expected a list ${wanted}, found the columns ${Object.keys(columns).join(", ") || "none"}`,
+    );
   }
   if (list.length === 0) throw new RefusedRow("the conversation is empty");
   if (Array.isArray(columns.tools) && columns.tools.length > 0) {
@@ -44,7 +47,8 @@ function messageOf(item: unknown, index: number): Message {
   const message = Object.fromEntries(Object.entries(item).filter(([, value]) => value !== null));
   if (message.role === undefined && typeof message.from === "string") {
     const role = ROLES[message.from];
-    if (role === undefined) throw new RefusedRow(`message ${index} is from "${message.from}", which is no known role`);
+    if (role === undefined)
+      throw new RefusedRow(`message ${index} is from "${message.from}", which is no known role`);
     const { from, value, ...rest } = message;
     return withReasoning({ ...rest, role, content: value });
   }

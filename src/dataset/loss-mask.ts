@@ -35,12 +35,16 @@ export function superviseText(
     }
     const whole = render(template, messages.slice(0, index + 1), false);
     if (promptEnd === null || whole === null || !text.startsWith(whole)) {
-      throw new RefusedRow(`the place of message ${index} in the rendered text is unknown: the template rewrites it`);
+      throw new RefusedRow(
+        `the place of message ${index} in the rendered text is unknown: the template rewrites it`,
+      );
     }
-    return { start: promptEnd, end: lastSpecialEnd(text, promptEnd, whole.length, specialTokens) };
+    // Without the newline that most templates put behind a turn, which the model does not write.
+    return { start: promptEnd, end: text.slice(0, whole.length).trimEnd().length };
   });
   for (let i = 1; i < spans.length; i += 1) {
-    if (spans[i]!.start < spans[i - 1]!.end) throw new RefusedRow("the assistant's turns overlap in the rendered text");
+    if (spans[i]!.start < spans[i - 1]!.end)
+      throw new RefusedRow("the assistant's turns overlap in the rendered text");
   }
   return { text, spans };
 }
@@ -72,12 +76,21 @@ function markContent(message: Message): Message | null {
   if (typeof content !== "string") return null;
   const reasoningEnd = content.lastIndexOf("</think>");
   const head = reasoningEnd < 0 ? "" : content.slice(0, reasoningEnd + "</think>".length);
-  const [, before = "", visible = "", after = ""] = /^(\s*)(.*?)(\s*)$/s.exec(content.slice(head.length)) ?? [];
+  const visible = content.slice(head.length).trim();
   if (visible === "") return null;
-  return { ...message, content: `${head}${before}${START_MARK}${visible}${END_MARK}${after}` };
+  const start = content.length - content.slice(head.length).trimStart().length;
+  const end = start + visible.length;
+  return {
+    ...message,
+    content: `${content.slice(0, start)}${START_MARK}${visible}${END_MARK}${content.slice(end)}`,
+  };
 }
 
-function render(template: ChatTemplate, messages: readonly Message[], addGenerationPrompt: boolean): string | null {
+function render(
+  template: ChatTemplate,
+  messages: readonly Message[],
+  addGenerationPrompt: boolean,
+): string | null {
   try {
     return template.render(messages, { addGenerationPrompt }).text;
   } catch (error) {
@@ -95,13 +108,6 @@ function endOfTurn(text: string, at: number, specialTokens: readonly string[]): 
   return at;
 }
 
-/** Where the last special token of [start, end) ends, if only spaces follow; else `end` without those. */
-function lastSpecialEnd(text: string, start: number, end: number, specialTokens: readonly string[]): number {
-  const trimmed = start + text.slice(start, end).trimEnd().length;
-  const endsSpecially = specialTokens.some((token) => text.slice(start, trimmed).endsWith(token));
-  return endsSpecially || trimmed > start ? trimmed : end;
-}
-
 /** What a mask needs of a tokenizer's encoding; positions count Unicode code points, as tokenizers' offsets do. */
 export interface TokenOffsets {
   getLength(): number;
@@ -114,7 +120,12 @@ export interface TokenOffsets {
  * ends after its start. Asks for the few tokens at a span's borders, since fetching all offsets costs as much as
  * tokenising.
  */
-export function maskTokens(encoding: TokenOffsets, text: string, spans: readonly Span[], mask: Uint8Array): void {
+export function maskTokens(
+  encoding: TokenOffsets,
+  text: string,
+  spans: readonly Span[],
+  mask: Uint8Array,
+): void {
   for (const { start, end } of codePointSpans(text, spans)) {
     let first: number | null = null;
     // Characters that a normalizer removed belong to no token.

@@ -9,28 +9,21 @@ import { EngineError } from "./engine-error.ts";
 import type { FleetEngine, Lane, LaneStatus } from "./lane.ts";
 import { EnginePool } from "./pool.ts";
 import type { ExtractSample, Loaded, SampleStates } from "./protocol.ts";
-import {
-  nextCulprits,
-  nextStep,
-  type RetryStep,
-  type Trial,
-  type TrialFailure,
-  type Where,
-} from "./retry.ts";
+import { nextStep, type RetryStep, type Trial, type TrialFailure } from "./retry.ts";
 import type { EngineLimits } from "./watchdog.ts";
 
 /**
- * Runs N engines over a stream of batches. The fleet PULLS: whenever an engine has room it calls `next(label)`,
- * which may take its time (space is reserved in it) and returns a batch with its part file already made at full
- * size, or null when there are no more for any engine. Of every batch that it was given, the fleet says `done` exactly once:
- * "states" (each row accepted or skipped, the accepted ones written in `outcome.work.file`, which is the newest
- * attempt), "no-space" (give the batch to `next` again when there is room; it is asked anew even after it said null), or "released" (the fleet was stopped). In all three cases nothing writes into any of the
- * batch's files any more. Between, everything about engines is the fleet's: restarts, retries by retry.ts (rows that a
- * living child failed are sent to another engine into the same file; after a death the whole batch is done anew in
- * the file that `newAttempt` makes, asked for only after the child's exit), skips, the stopping of sick engines.
- * `run` resolves when `next` has said null and every batch is done; it rejects with what stops the run, all
- * other batches having been released. The first engine loads (and passes `prepare`) before the others start, so that
- * they find the weights in the page cache.
+ * Runs N engines over a stream of batches. The fleet PULLS: whenever an engine has room it calls `next(label)`, which
+ * may take its time (space is reserved in it) and returns a batch with its part file made at full size, or null when
+ * there are no more for any engine. Of every batch it was given the fleet says `done` exactly once: "states" (each row
+ * is accepted or skipped, the accepted ones are in `outcome.work.file`, the newest attempt), "no-space" (give the batch
+ * to `next` again when there is room; it is asked anew even after it said null), or "released" (the fleet was
+ * stopped). In each case nothing writes into any of the batch's files any more. All between is the fleet's: restarts;
+ * retries as retry.ts decides (rows that a living child failed go to another engine, into the same file; after a death
+ * the whole batch is done anew in the file that `newAttempt` makes, which is asked for only after the child's exit);
+ * skips; the stopping of sick engines. `run` resolves when `next` has said null and every batch is done; it rejects
+ * with what stops the run once the other batches are released. The first engine loads, and passes `prepare`, before
+ * the others start, so that they find the weights in the page cache.
  */
 export interface FleetOptions {
   engines: readonly FleetEngine[];
@@ -121,13 +114,15 @@ export class Fleet {
   #skips = 0;
   /** `next` said that there is nothing more. */
   #drained = false;
-  /** Calls of `next` that have not been answered. */
-  #pulls = 0;
+  /** Whose `next` has not been answered. */
+  readonly #pulling = new Set<Lane>();
   /** Batches that wait for any row to pass. */
   #waitingForGood = 0;
   #fatal: unknown = null;
   #finished = false;
-  #firstReady = false;
+  /** Comes up before the others; until `prepare` has passed in it, they wait. */
+  #leader: Lane | null = null;
+  #prepared = false;
 
   constructor(options: FleetOptions) {
     this.#options = options;
@@ -151,8 +146,13 @@ export class Fleet {
   }
 
   async run(): Promise<void> {
-    const lanes = this.#pool.lanes.map((lane, i) =>
-      this.#live(lane, i === 0).catch((error: unknown) => this.#stopRun(error)),
+    this.#leader = this.#pool.lanes[0] ?? null;
+    const lanes = this.#pool.lanes.map((lane) =>
+      this.#live(lane).catch((error: unknown) => {
+        // A gate that we interrupted ourselves found nothing.
+        if (!(this.#finished && error instanceof EngineError && error.kind === "stopped"))
+          this.#stopRun(error);
+      }),
     );
     await Promise.all(lanes);
     await Promise.all(this.#cases);
@@ -201,63 +201,64 @@ export class Fleet {
 
   // --- one engine's seat ---
 
-  async #live(lane: Lane, isFirst: boolean): Promise<void> {
+  async #live(lane: Lane): Promise<void> {
+    const { lanes, bell } = this.#pool;
     this.#pool.account(lane);
-    while (!isFirst && !this.#firstReady && !this.#isOver) await this.#pool.bell.wait();
+    while (!this.#prepared && this.#leader !== lane && !this.#isOver) await bell.wait();
     while (!this.#isOver) {
       const engine = await lane.bringUp();
       if (!engine) break;
-      if (!this.#firstReady) {
+      if (!this.#prepared) {
         await this.#options.prepare?.(engine, engine.loaded!);
-        this.#firstReady = true;
+        this.#prepared = true;
       }
-      this.#pool.bell.ring();
+      bell.ring();
       await this.#feed(lane, engine);
       if (this.#isOver) break;
       const exit = await engine.exited;
       if (exit.kind === "stopped") lane.restarting();
       else lane.died(exit.reason);
     }
-    // Whichever comes first: without the first engine the others still deserve their try.
-    if (lane.over) this.#firstReady = true;
     if (lane.failed) this.#pool.discredited.add(lane.label);
     await lane.close(this.#fatal !== null);
-    if (!this.#isOver && this.#pool.lanes.every((one) => one.over)) this.#stopRun(this.#noEnginesLeft());
-    this.#pool.bell.ring();
+    if (this.#leader === lane) this.#leader = lanes.find((other) => !other.over) ?? null;
+    if (!this.#isOver && lanes.every((other) => other.over)) this.#stopRun(this.#noEnginesLeft());
+    bell.ring();
   }
 
-  /** Gives the engine work as long as it lives; resolves when it is of no more use or there is nothing more to do. */
+  /** Pulls work for the engine as long as it lives; resolves when it is gone, or there is nothing more to do. */
   async #feed(lane: Lane, engine: Engine): Promise<void> {
-    const gone = engine.exited.then(() => this.#pool.bell.ring());
+    const { bell, stage } = this.#pool;
+    const gone = engine.exited.then(() => bell.ring());
     while (engine.usable && !this.#isOver) {
-      if (this.#stopping.signal.aborted || this.#drained || !lane.hasRoom) {
-        this.#finishIfNothingIsLeft();
-        if (!this.#isOver) await this.#pool.bell.wait();
-        continue;
-      }
-      const work = await this.#next(lane);
-      if (work) this.#begin(work, lane);
-      else this.#drained = true;
+      const mayPull = !this.#stopping.signal.aborted && !this.#drained && !this.#pulling.has(lane);
+      if (mayPull && lane.hasRoom) void this.#pull(lane);
+      if (this.#drained && lane.requests === 0) stage.remove(lane.label);
+      this.#finishIfNothingIsLeft();
+      if (!this.#isOver) await bell.wait();
     }
     if (!engine.usable) await gone;
   }
 
-  async #next(lane: Lane): Promise<Work | null> {
+  /** Not awaited by the engine's life: `next` may wait for space that only a batch waiting for this engine frees. */
+  async #pull(lane: Lane): Promise<void> {
+    this.#pulling.add(lane);
     this.#pool.account(lane);
-    this.#pulls += 1;
     try {
-      return await this.#options.next(lane.label, this.#stopping.signal);
+      const work = await this.#options.next(lane.label, this.#stopping.signal);
+      if (work) this.#begin(work, lane);
+      else this.#drained = true;
     } catch (error) {
-      if (!this.#stopping.signal.aborted) throw error;
-      return null;
+      if (!this.#stopping.signal.aborted) this.#stopRun(error);
     } finally {
-      this.#pulls -= 1;
+      this.#pulling.delete(lane);
+      this.#pool.bell.ring();
     }
   }
 
   #finishIfNothingIsLeft(): void {
     const isOut = this.#stopping.signal.aborted || this.#drained;
-    if (!isOut || this.#pulls > 0 || this.#cases.size > 0) return;
+    if (this.#isOver || !isOut || this.#pulling.size > 0 || this.#cases.size > 0) return;
     this.#finished = true;
     // One that is loading, or waits before a restart, is not needed any more.
     for (const lane of this.#pool.lanes) if (!lane.up) void lane.close(true);
@@ -281,10 +282,11 @@ export class Fleet {
       last: null,
     };
     const carried = this.#carry(one, lane)
-      .catch((error: unknown) => {
+      .catch((error: unknown): BatchOutcome => {
         if (!(error instanceof Released)) this.#stopRun(error);
-        return this.#options.done({ kind: "released", work: one.work });
+        return { kind: "released", work: one.work };
       })
+      .then((outcome) => this.#options.done(outcome))
       .catch((error: unknown) => this.#stopRun(error))
       .finally(() => {
         this.#cases.delete(carried);
@@ -295,7 +297,7 @@ export class Fleet {
   }
 
   /** From its first trial to its outcome. */
-  async #carry(one: Case, preferred: Lane): Promise<void> {
+  async #carry(one: Case, preferred: Lane): Promise<BatchOutcome> {
     const rows = one.work.samples.map(({ row }) => row);
     await this.#firstTrial(one, preferred, rows);
     for (;;) {
@@ -313,8 +315,9 @@ export class Fleet {
           return this.#finish(one);
         case "no-space":
           this.#options.log.warn("engine.no-space", { batch: one.work.batch, reason: step.reason });
+          // `next` gets it back: it is asked anew, whatever it said before.
           this.#drained = false;
-          return this.#options.done({ kind: "no-space", work: one.work, reason: step.reason });
+          return { kind: "no-space", work: one.work, reason: step.reason };
         case "stop":
           throw stopError(step, one.work);
         case "skip":
@@ -343,12 +346,13 @@ export class Fleet {
       one.died = false;
     }
     const lane = await this.#pool.hold(step.where, one.trials.at(-1)!.livesStarted);
+    const { life } = lane;
     try {
       let proven = false;
       for (const group of step.groups) {
-        if (!proven && group.some((row) => step.probed.has(row))) proven = await this.#pool.probe(lane);
-        if (!proven && group.some((row) => step.probed.has(row))) return;
-        if (!lane.up) return;
+        const isProbed = group.some((row) => step.probed.has(row));
+        if (isProbed && !proven) proven = await this.#pool.probe(lane);
+        if ((isProbed && !proven) || !lane.up || lane.life !== life) return;
         if (!(await this.#try(one, lane, group, { alone: true, proven }))) return;
         proven = true;
       }
@@ -428,7 +432,7 @@ export class Fleet {
     }
   }
 
-  async #finish(one: Case): Promise<void> {
+  #finish(one: Case): BatchOutcome {
     const { work, good, skipped, seconds } = one;
     const lane = one.last!;
     const samples = work.samples.flatMap(({ row }) => good.get(row) ?? []);
@@ -436,7 +440,7 @@ export class Fleet {
     lane.done.samples += samples.length;
     lane.done.tokens += samples.reduce((sum, { tokens }) => sum + tokens, 0);
     this.#watchDrift(lane, samples, work.batch);
-    await this.#options.done({
+    return {
       kind: "states",
       work,
       samples,
@@ -444,7 +448,7 @@ export class Fleet {
       engine: lane.label,
       shard: lane.shard,
       seconds,
-    });
+    };
   }
 
   #watchDrift(lane: Lane, samples: readonly SampleStates[], batch: number): void {

@@ -65,7 +65,7 @@ export type Where =
 export type RetryStep =
   | { kind: "finish" }
   /** The groups one after another, each alone in the engine; with `probe`, a known-good row before each of `probed`. */
-  | { kind: "try"; where: Where; groups: number[][]; probed: ReadonlySet<number>; smaller: boolean }
+  | { kind: "try"; where: Where; groups: number[][]; probed: ReadonlySet<number> }
   /** Nothing has passed yet that could prove an engine: let other batches go first. */
   | { kind: "wait-for-good"; otherwise: string }
   | { kind: "skip"; rows: { row: number; reason: string }[] }
@@ -134,11 +134,11 @@ function nextTry(
   const probed = new Set(where.kind === "fresh" ? suspects : []);
   if (probed.size > 0 && !hasKnownGood) {
     // The rows of this batch that are not blamed may pass, and prove the engine as well.
-    if (innocent.length > 0) return { kind: "try", where, groups: innocent, probed: new Set(), smaller };
+    if (innocent.length > 0) return { kind: "try", where, groups: innocent, probed: new Set() };
     const reason = failed.at(-1)!.failures[0]!.reason;
     return { kind: "wait-for-good", otherwise: `no row has passed yet; the last failure: ${reason}` };
   }
-  return { kind: "try", where, groups: [...innocent, ...suspectGroups], probed, smaller };
+  return { kind: "try", where, groups: [...innocent, ...suspectGroups], probed };
 }
 
 function groupInnocent(

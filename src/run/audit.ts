@@ -1,4 +1,5 @@
 import { crc32c } from "../base/checksum.ts";
+import { eachOf } from "../base/each.ts";
 import { describeError } from "../base/errors.ts";
 import { packLayout } from "../pack/layout.ts";
 import { checkPackHeader, type PackHeader, readPackHeader } from "../pack/reader.ts";
@@ -100,7 +101,7 @@ export async function auditRun(store: Store, run: StoredRun, options: AuditOptio
     options.onProgress?.(report.read.packs, toRead.size);
   };
   const rowsOf = (batch: number) => plan.batchStart[batch + 1]! - plan.batchStart[batch]!;
-  await eachOf([...toRead], options.parallel, readOne);
+  await eachOf(toRead, options.parallel, readOne);
 
   for (let batch = 0; batch < batches; batch += 1) {
     if (toRead.has(batch)) continue;
@@ -172,15 +173,4 @@ async function readPack(
     }
   }
   return finding;
-}
-
-/** Runs `work` over `items`, `parallel` at a time; ends all before it throws the first failure. */
-async function eachOf<T>(items: T[], parallel: number, work: (item: T) => Promise<void>): Promise<void> {
-  const queue = items.values();
-  const lane = async () => {
-    for (const item of queue) await work(item);
-  };
-  for (const outcome of await Promise.allSettled(Array.from({ length: parallel }, lane))) {
-    if (outcome.status === "rejected") throw outcome.reason;
-  }
 }

@@ -130,9 +130,9 @@ function notYetBecause(log: EtaLog, nowS: number): string | null {
   if (batches < BATCHES_MIN || elapsedS < SECONDS_MIN) {
     return `measuring: ${batches} of ${BATCHES_MIN} batches, ${Math.floor(elapsedS)} of ${SECONDS_MIN} s`;
   }
-  const newest = [...log.computed.slice(-1), ...log.verified.slice(-1)].map((mark) => mark.atS);
-  const silenceS = nowS - Math.max(...newest);
-  const usualS = elapsedS / batches;
+  const newestS = Math.max(...[...log.computed.slice(-1), ...log.verified.slice(-1)].map((mark) => mark.atS));
+  const silenceS = nowS - newestS;
+  const usualS = (newestS - log.startS) / batches;
   if (silenceS > Math.max(SILENCE_S_MIN, 10 * usualS))
     return `no batch finished for ${Math.round(silenceS)} s`;
   return null;

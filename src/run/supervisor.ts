@@ -5,7 +5,7 @@ import type { Engine } from "../engine/engine.ts";
 import type { FleetEngine } from "../engine/lane.ts";
 import type { Loaded } from "../engine/protocol.ts";
 import { packLayout } from "../pack/layout.ts";
-import { batchBytes, batchCount, batchOf, planTotals } from "../plan/plan.ts";
+import { batchBytes, batchCount, batchOf, type Plan, planTotals } from "../plan/plan.ts";
 import { recoverReady } from "../spool/recover.ts";
 import { assertBudget, Spool } from "../spool/spool.ts";
 import { Uploader, type UploaderEvent } from "../spool/uploader.ts";
@@ -18,6 +18,7 @@ import { BatchLoop } from "./batch-loop.ts";
 import type { ExtractOptions, ExtractTools } from "./extract.ts";
 import { assertGate, gateSamples, runGate } from "./gate.ts";
 import { Heartbeat } from "./heartbeat.ts";
+import { publishIndex } from "./index-file.ts";
 import { claimPart } from "./lease.ts";
 import { type PreparedRun, prepareRun } from "./prepare.ts";
 import { assertAttachments, publishInputs } from "./publish-inputs.ts";
@@ -27,6 +28,8 @@ import { readSkips } from "./skips.ts";
 import { Tally } from "./tally.ts";
 
 const HEARTBEAT_INTERVAL_S = 60;
+/** Small range requests at a time when the index is made. */
+const INDEX_PARALLEL = 32;
 /** At the start a person waits; later nobody does, and the retries have no end. */
 const START_RETRY_MS_MAX = 120_000;
 
@@ -126,13 +129,7 @@ export class Supervisor {
     this.#closers.push(() => spool.close());
 
     board.phase("planning", "listing what the store holds");
-    const list = () =>
-      listHoldings(store, {
-        batches: batchCount(plan),
-        plannedBytes: (batch) => batchBytes(plan, batch),
-        signal: stop,
-      });
-    const holdings = await withRetries(list, this.#patience());
+    const holdings = await this.#list(store, plan);
     if (holdings.aliens.length > 0) log.warn("store.aliens", { count: holdings.aliens.length });
     for (const { key, bytes, plannedBytes } of holdings.torn) {
       log.error("store.torn", { key, bytes, planned_bytes: plannedBytes });
@@ -165,7 +162,10 @@ export class Supervisor {
     });
     const inReady = new Set(recovered.good.map(({ pack }) => pack.batch));
     const remaining = remainingBatches(holdings, options.part).filter((batch) => !inReady.has(batch));
-    if (remaining.length === 0 && inReady.size === 0) return this.#done();
+    if (remaining.length === 0 && inReady.size === 0) {
+      await this.#index(opened);
+      return this.#done();
+    }
 
     board.phase("planning", "probing the store");
     const traits = await probeStore(store, this.#patience());
@@ -233,7 +233,10 @@ export class Supervisor {
       await uploader.idle(halt).catch(() => {});
     }
     this.#failed.signal.throwIfAborted();
-    return stop.aborted ? this.#flush(uploader) : this.#complete(uploader);
+    if (stop.aborted) return this.#flush(uploader);
+    this.#assertNoneStuck(uploader);
+    await this.#index(opened);
+    return this.#done();
   }
 
   async #gate(engine: Engine, loaded: Loaded, { plan, rows }: PreparedRun): Promise<void> {
@@ -279,6 +282,15 @@ export class Supervisor {
     }));
   }
 
+  #list(store: OpenedStore, plan: Plan): Promise<Holdings> {
+    const options = {
+      batches: batchCount(plan),
+      plannedBytes: (batch: number) => batchBytes(plan, batch),
+      signal: this.#tools.stop,
+    };
+    return withRetries(() => listHoldings(store, options), this.#patience());
+  }
+
   async #publish(store: OpenedStore, prepared: PreparedRun, traits: StoreTraits): Promise<RunRecord> {
     const { options, tools } = { options: this.#options, tools: this.#tools };
     const record = await publishInputs(store, prepared, {
@@ -316,10 +328,29 @@ export class Supervisor {
     );
   }
 
-  #complete(uploader: Uploader): Ending {
+  #assertNoneStuck(uploader: Uploader): void {
     const { stuck } = uploader.stats();
     if (stuck.length > 0) throw stuckKeys(this.#options.address, stuck);
-    return this.#done();
+  }
+
+  /** The index needs every part's packs: with several parts the last to finish finds them all. */
+  async #index({ store, prepared, runId, tally }: Opened): Promise<void> {
+    const { board, log } = this.#tools;
+    const { plan } = prepared;
+    board.phase("draining", "writing the index");
+    try {
+      if (tally.total.batches < batchCount(plan)) {
+        const { committedCount } = await this.#list(store, plan);
+        if (committedCount < batchCount(plan)) return;
+      }
+      await withRetries(
+        () => publishIndex(store, { runId, plan }, { parallel: INDEX_PARALLEL }),
+        this.#patience(),
+      );
+    } catch (error) {
+      // Everything is committed and verified; the index can be made again by the same command.
+      log.warn("index.failed", { reason: describeError(error) });
+    }
   }
 
   #done(): Ending {

@@ -8,6 +8,7 @@ import {
   readSync,
   rmdirSync,
   rmSync,
+  type Stats,
   statSync,
   unlinkSync,
 } from "node:fs";
@@ -85,7 +86,7 @@ export class DirectoryStore implements OpenedStore {
     const path = this.#path(key);
     signal?.throwIfAborted();
     return this.#act("head object", path, () => {
-      const stat = statSync(path, { throwIfNoEntry: false });
+      const stat = statIfExists(path);
       return stat?.isFile() ? infoOf(key, stat) : null;
     });
   }
@@ -165,7 +166,7 @@ export class DirectoryStore implements OpenedStore {
       if (!entry.isFile() || !TEMPORARY.test(entry.name)) continue;
       const path = join(directory, entry.name);
       this.#act("open store", path, () => {
-        const stat = statSync(path, { throwIfNoEntry: false });
+        const stat = statIfExists(path);
         if (stat && Date.now() - stat.mtimeMs > TEMPORARY_MS_MAX) rmSync(path, { force: true });
       });
     }
@@ -183,9 +184,7 @@ export class DirectoryStore implements OpenedStore {
         const below = `${key}/`;
         if (below.startsWith(prefix) || prefix.startsWith(below)) yield* this.#walk(below, prefix, signal);
       } else if (entry.isFile() && key.startsWith(prefix) && !TEMPORARY.test(key)) {
-        const stat = this.#act("list objects", directory, () =>
-          statSync(join(directory, entry.name), { throwIfNoEntry: false }),
-        );
+        const stat = this.#act("list objects", directory, () => statIfExists(join(directory, entry.name)));
         if (stat) yield infoOf(key, stat);
       }
     }
@@ -199,15 +198,17 @@ export class DirectoryStore implements OpenedStore {
   /** Makes `directory` and what is missing above it, each name durable before anything is put below it. */
   #makeDirectory(directory: string): void {
     if (this.#made.has(directory)) return;
+    const parent = dirname(directory);
     if (!existsSync(directory)) {
-      if (dirname(directory) !== directory) this.#makeDirectory(dirname(directory));
+      if (parent !== directory) this.#makeDirectory(parent);
       try {
         mkdirSync(directory, { mode: 0o755 });
       } catch (error) {
         if (errnoOf(error) !== "EEXIST") throw error;
       }
-      fsyncDirectory(dirname(directory));
     }
+    // Also where it was there before: whoever made it may have died between that and this.
+    fsyncDirectory(parent);
     this.#made.add(directory);
   }
 
@@ -243,6 +244,15 @@ function infoOf(key: string, stat: { size: number; mtimeMs: number }): ObjectInf
     lastModifiedMs: stat.mtimeMs,
     serverDateMs: Date.now(),
   };
+}
+
+function statIfExists(path: string): Stats | null {
+  try {
+    return statSync(path);
+  } catch (error) {
+    if (isAbsent(error)) return null;
+    throw error;
+  }
 }
 
 function openIfExists(path: string): number | null {

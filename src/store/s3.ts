@@ -17,14 +17,7 @@ import {
 } from "./s3-errors.ts";
 import { LIST_BYTES_MAX, type ListPage, readListPage } from "./s3-list.ts";
 import { S3Wire, type WireAnswer, type WireLimits, type WireRequest, type WireTarget } from "./s3-wire.ts";
-import {
-  type ObjectInfo,
-  type OpenedStore,
-  type PutOptions,
-  type PutOutcome,
-  StoreError,
-  type StoreSpec,
-} from "./store.ts";
+import type { ObjectInfo, OpenedStore, PutOptions, PutOutcome, StoreSpec } from "./store.ts";
 
 export type S3Spec = Extract<StoreSpec, { kind: "s3" }>;
 

@@ -1,4 +1,5 @@
 import * as http from "node:http";
+import * as https from "node:https";
 import type { AddressInfo, Socket } from "node:net";
 
 /**
@@ -77,7 +78,10 @@ export interface ChaosProxy {
  * A proxy on loopback in front of the server at `upstream`; harmless until rules are added. The first rule that
  * matches a request strikes. Equal seeds and equal requests give equal faults.
  */
-export async function startChaosProxy(upstream: string, seed = newSeed()): Promise<ChaosProxy> {
+export async function startChaosProxy(
+  upstream: string,
+  { seed = newSeed(), tls }: { seed?: number; tls?: { key: string; cert: string } } = {},
+): Promise<ChaosProxy> {
   const target = new URL(upstream);
   const random = mulberry32(seed);
   const rules: LiveRule[] = [];
@@ -85,7 +89,7 @@ export async function startChaosProxy(upstream: string, seed = newSeed()): Promi
   const sockets = new Set<Socket>();
   const agent = new http.Agent({ keepAlive: true, maxSockets: 1_000 });
 
-  const server = http.createServer((incoming, outgoing) => {
+  const onRequest: http.RequestListener = (incoming, outgoing) => {
     const method = incoming.method ?? "";
     const path = decodeURIComponent(incoming.url ?? "");
     const rule = rules.find((candidate) => candidate.matches(method, path, random));
@@ -94,7 +98,8 @@ export async function startChaosProxy(upstream: string, seed = newSeed()): Promi
     rule?.strike();
     const exchange = new Exchange(incoming, outgoing, target, agent, random, entry);
     exchange.run(rule?.toxic ?? null).catch(() => incoming.socket.destroy());
-  });
+  };
+  const server = tls ? https.createServer(tls, onRequest) : http.createServer(onRequest);
   server.on("connection", (socket: Socket) => {
     sockets.add(socket);
     socket.on("close", () => sockets.delete(socket));
@@ -105,7 +110,7 @@ export async function startChaosProxy(upstream: string, seed = newSeed()): Promi
   server.headersTimeout = 0;
   await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
   return {
-    endpoint: `http://127.0.0.1:${(server.address() as AddressInfo).port}`,
+    endpoint: `${tls ? "https" : "http"}://127.0.0.1:${(server.address() as AddressInfo).port}`,
     seed,
     seen,
     add: (rule) => {

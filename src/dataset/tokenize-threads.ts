@@ -1,0 +1,92 @@
+import { Worker } from "node:worker_threads";
+import {
+  ChunkTokenizer,
+  type ChunkTokenizerOptions,
+  type ConversationChunk,
+  type TokenChunk,
+} from "./chunk-tokenizer.ts";
+
+/** Tokenises chunks on some threads; answers may be awaited in any order. */
+export interface TokenizeThreads {
+  /** How many chunks are worth having under way. */
+  readonly chunksMax: number;
+  tokenize(chunk: ConversationChunk): Promise<TokenChunk>;
+  close(): Promise<void>;
+}
+
+/** With one thread the work is done in this one. Throws what ChunkTokenizer throws, before any thread starts. */
+export function startTokenizeThreads(options: ChunkTokenizerOptions, threads: number): TokenizeThreads {
+  const here = new ChunkTokenizer(options);
+  if (threads <= 1) {
+    return { chunksMax: 1, tokenize: (chunk) => here.tokenize(chunk), close: async () => {} };
+  }
+  return new WorkerPool(options, threads);
+}
+
+interface Waiting {
+  resolve(tokens: TokenChunk): void;
+  reject(error: Error): void;
+}
+
+class TokenizeWorker {
+  readonly #worker: Worker;
+  /** In the order sent, which is the order of the answers. */
+  readonly #waiting: Waiting[] = [];
+
+  constructor(options: ChunkTokenizerOptions) {
+    this.#worker = new Worker(workerEntry(), { workerData: options });
+    this.#worker.on("message", (answer: { tokens?: TokenChunk; failed?: string }) => {
+      const next = this.#waiting.shift();
+      if (answer.tokens) next?.resolve(answer.tokens);
+      else next?.reject(new Error(`tokenising failed: ${answer.failed}`));
+    });
+    this.#worker.on("error", (error) => this.#fail(error as Error));
+    this.#worker.on("exit", () => this.#fail(new Error("a tokenising thread ended early")));
+  }
+
+  get load(): number {
+    return this.#waiting.length;
+  }
+
+  send(chunk: ConversationChunk): Promise<TokenChunk> {
+    return new Promise((resolve, reject) => {
+      this.#waiting.push({ resolve, reject });
+      this.#worker.postMessage(chunk);
+    });
+  }
+
+  async close(): Promise<void> {
+    await this.#worker.terminate();
+  }
+
+  #fail(error: Error): void {
+    for (const each of this.#waiting.splice(0)) each.reject(error);
+  }
+}
+
+class WorkerPool implements TokenizeThreads {
+  readonly #workers: TokenizeWorker[];
+
+  constructor(options: ChunkTokenizerOptions, threads: number) {
+    this.#workers = Array.from({ length: threads }, () => new TokenizeWorker(options));
+  }
+
+  /** Two a thread: one at work, one waiting at its door. */
+  get chunksMax(): number {
+    return 2 * this.#workers.length;
+  }
+
+  tokenize(chunk: ConversationChunk): Promise<TokenChunk> {
+    const idlest = this.#workers.reduce((best, worker) => (worker.load < best.load ? worker : best));
+    return idlest.send(chunk);
+  }
+
+  async close(): Promise<void> {
+    await Promise.all(this.#workers.map((worker) => worker.close()));
+  }
+}
+
+/** The compiled entry beside this file; Node 20 runs no TypeScript in a worker, so only dist/ has one. */
+function workerEntry(): URL {
+  return new URL("./tokenize-worker.js", import.meta.url);
+}
