@@ -16,6 +16,8 @@ const shape = { taps, hidden, hasLossMask: true, metadataBytes: metadataBytesOf(
 const ids = Int32Array.from({ length: tokens }, (_, i) => i);
 const lossMask = new Uint8Array(tokens).fill(1);
 const nowMs = () => performance.now();
+/** Packs that go before the clock starts: threads started, the SDK loaded, connections open. boto3 gets the same. */
+const WARM = 4;
 
 const layoutOf = (index) => {
   const first = index * samplesPerPack;
@@ -26,7 +28,7 @@ const packBytes = layoutOf(0).bytes;
 const spool = await Spool.open({
   directory: options.directory,
   // A spool as small as two engines need, so that eviction is part of the whole; enough for all where they wait.
-  budgetBytes: (options.whole ? 16 : packs + 1) * (packBytes + 4096),
+  budgetBytes: (options.whole ? 16 : packs + WARM) * (packBytes + 4096),
   floorBytes: 0,
   owner: { runId: identity, part: "1/1" },
   log: silentLog,
@@ -65,12 +67,15 @@ async function produce(index) {
   return [pack, { identity, layout }];
 }
 
+const uploader = startUploader();
+for (let index = packs; index < packs + WARM; index += 1) uploader.enqueue(...(await produce(index)));
+await uploader.idle();
+
 const waiting = [];
 if (!options.whole) for (let index = 0; index < packs; index += 1) waiting.push(await produce(index));
 
 const cpuBefore = process.cpuUsage();
 const startMs = nowMs();
-const uploader = startUploader();
 if (options.whole) {
   // Two batches under way, as an engine asks for.
   let next = 0;
@@ -83,13 +88,14 @@ await uploader.idle();
 const seconds = (nowMs() - startMs) / 1000;
 const cpu = process.cpuUsage(cpuBefore);
 const stats = uploader.stats();
-if (stats.committed !== packs || spool.usage().bytes !== 0)
-  throw new Error(`committed ${stats.committed} of ${packs}`);
+if (stats.committed !== packs + WARM || spool.usage().bytes !== 0)
+  throw new Error(`committed ${stats.committed - WARM} of ${packs}`);
 console.log(
   JSON.stringify({
     seconds,
     cpu_seconds: (cpu.user + cpu.system) / 1e6,
-    bytes: stats.committedBytes,
+    user_seconds: cpu.user / 1e6,
+    bytes: packs * packBytes,
     rss_bytes: process.resourceUsage().maxRSS * 1024,
     limit: stats.limit,
     retries: stats.retries,

@@ -15,7 +15,13 @@ const GIB = 2 ** 30;
  * @returns {import("./scripted-run.mjs").ScriptedRun}
  */
 export function scriptedRun(options) {
-  const { nowMs, engines = 4, elapsedHours = 2.4, state = "running", edit = (document) => document } = options;
+  const {
+    nowMs,
+    engines = 4,
+    elapsedHours = 2.4,
+    state = "running",
+    edit = (document) => document,
+  } = options;
   const startedMs = nowMs() - elapsedHours * 3.6e6;
 
   const usual = usualEvents((agoS) => new Date(nowMs() - agoS * 1_000).toISOString());
@@ -137,11 +143,46 @@ export function scriptedRun(options) {
         },
       })),
       stages: [
-        { name: "compute", slots: engines, ...seconds(elapsedS, engines, [0.7, 0.01, 0.29]), queue: 12, capacity: null, rate: 788e6 },
-        { name: "pack", slots: 1, ...seconds(elapsedS, 1, [0.07, 0.74, 0.19]), queue: 0, capacity: 8, rate: 788e6 },
-        { name: "disk", slots: engines, ...seconds(elapsedS, engines, [0.24, 0.4, 0.36]), queue: 3, capacity: null, rate: 788e6 },
-        { name: "upload", slots: 64, ...seconds(elapsedS, 64, [0.98, 0.02, 0]), queue: 1_931, capacity: null, rate: 787e6 },
-        { name: "verify", slots: 16, ...seconds(elapsedS, 16, [0.21, 0.79, 0]), queue: 1, capacity: 64, rate: 787e6 },
+        {
+          name: "compute",
+          slots: engines,
+          ...seconds(elapsedS, engines, [0.7, 0.01, 0.29]),
+          queue: 12,
+          capacity: null,
+          rate: 788e6,
+        },
+        {
+          name: "pack",
+          slots: 1,
+          ...seconds(elapsedS, 1, [0.07, 0.74, 0.19]),
+          queue: 0,
+          capacity: 8,
+          rate: 788e6,
+        },
+        {
+          name: "disk",
+          slots: engines,
+          ...seconds(elapsedS, engines, [0.24, 0.4, 0.36]),
+          queue: 3,
+          capacity: null,
+          rate: 788e6,
+        },
+        {
+          name: "upload",
+          slots: 64,
+          ...seconds(elapsedS, 64, [0.98, 0.02, 0]),
+          queue: 1_931,
+          capacity: null,
+          rate: 787e6,
+        },
+        {
+          name: "verify",
+          slots: 16,
+          ...seconds(elapsedS, 16, [0.21, 0.79, 0]),
+          queue: 1,
+          capacity: 64,
+          rate: 787e6,
+        },
       ],
       bottleneck: {
         stage: "upload",
@@ -173,7 +214,12 @@ export function scriptedRun(options) {
         verify_failures: 0,
         notes: [],
       },
-      money: { currency: "USD", per_hour: 9.96, so_far: (elapsedS / 3_600) * 9.96, to_go: (leftS / 3_600) * 9.96 },
+      money: {
+        currency: "USD",
+        per_hour: 9.96,
+        so_far: (elapsedS / 3_600) * 9.96,
+        to_go: (leftS / 3_600) * 9.96,
+      },
       gate: { state: "passed", report: "injection 2.1e-6, padding 0, greedy 64 of 64 tokens" },
       training: null,
       alerts: [],
@@ -246,7 +292,12 @@ function counters(document, engines) {
       { reason: "SlowDown", count: document.s3.throttled },
       { reason: "ECONNRESET", count: document.s3.retries - document.s3.throttled },
     ],
-    s3Seconds: { boundsS, counts: shares.map((share) => Math.floor(share * puts)), sumS: puts * 0.43, count: puts },
+    s3Seconds: {
+      boundsS,
+      counts: shares.map((share) => Math.floor(share * puts)),
+      sumS: puts * 0.43,
+      count: puts,
+    },
     tokensByShard: Array.from({ length: engines }, (_, shard) => ({
       shard,
       tokens: Math.floor(document.extraction.tokens.done / engines),

@@ -1,7 +1,9 @@
-import { join, relative } from "node:path";
+import { existsSync, mkdirSync } from "node:fs";
+import { dirname, join, relative } from "node:path";
 import { formatBytes } from "../base/bytes.ts";
 import { EXIT, RunError } from "../base/errors.ts";
 import { resolveSettings } from "../config/resolve.ts";
+import { tokenizeConversations } from "../dataset/tokenize.ts";
 import { auditRun } from "../run/audit.ts";
 import { loadStoredRun } from "../run/stored-run.ts";
 import { type Io, printJson, printLine, say } from "./io.ts";
@@ -107,9 +109,17 @@ function nothingToDo(resumed: { batches: number } | null, packs: number): boolea
   return resumed !== null && resumed.batches === packs;
 }
 
-async function tokenizeDemo(io: Io, model: string, dataset: string): Promise<void> {
-  say(io, `${model} ${dataset}`);
-  throw new RunError({ op: "tokenize", subject: "-", message: "not wired yet", exit: EXIT.configuration });
+/** The dataset appears as a whole or not at all, so that one which is there is done. */
+async function tokenizeDemo(io: Io, modelDir: string, output: string): Promise<void> {
+  if (existsSync(output)) return;
+  say(io, "tokenising 200 conversations with the model's chat template");
+  mkdirSync(dirname(output), { recursive: true });
+  await tokenizeConversations({
+    modelDir,
+    input: packagePath("demo/gsm8k-200.jsonl"),
+    output,
+    signal: io.signal,
+  });
 }
 
 function notOk(message: string): RunError {

@@ -73,17 +73,18 @@ export function runRequest(verb: "run" | "resume", settings: Resolved): RunReque
   };
 }
 
-/** --dataset with --split, --rows and --limit: rows [startRow, endRow). */
+/** --dataset with --split, --rows and --limit. */
 export function datasetChoice(settings: Resolved): DatasetChoice {
-  const { split, rows, limit } = settings.values;
+  const { split } = settings.values;
+  return { path: requireSetting(settings, "dataset"), split, ...rowsAsked(settings) };
+}
+
+/** --rows and --limit as rows [startRow, endRow); null: to the end. */
+export function rowsAsked(settings: Resolved): { startRow: number; endRow: number | null } {
+  const { rows, limit } = settings.values;
   const startRow = rows?.start ?? 0;
   const ends = [rows?.end ?? null, limit === null ? null : startRow + limit].filter((end) => end !== null);
-  return {
-    path: requireSetting(settings, "dataset"),
-    split,
-    startRow,
-    endRow: ends.length === 0 ? null : Math.min(...ends),
-  };
+  return { startRow, endRow: ends.length === 0 ? null : Math.min(...ends) };
 }
 
 /** --taps in Forebay's numbering. Throws (usage) for taps that the model does not have. */

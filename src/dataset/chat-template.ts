@@ -4,6 +4,7 @@ import { join } from "node:path";
 import { parse, Template, tokenize } from "@huggingface/jinja";
 import { EXIT, RunError } from "../base/errors.ts";
 import { type Message, RefusedRow } from "./conversation.ts";
+import { strip, stripEnd, stripStart } from "./python-text.ts";
 
 /** A range [start, end) of a text in UTF-16 units. */
 export interface Span {
@@ -79,6 +80,7 @@ export class ChatTemplate {
       return this.#template.render({
         ...this.#tokens,
         ...marks,
+        ...STRIP_FUNCTIONS,
         messages,
         tools: null,
         documents: null,
@@ -109,7 +111,61 @@ function compile(source: string): Template {
   // Its lexer would take one newline off the end once more.
   const template = new Template("");
   template.parsed = parse(tokenize(`${marked}\n`));
+  stripAsPython(template.parsed);
   return template;
+}
+
+const stripFunction =
+  (act: (text: string, chars?: string) => string) =>
+  (value: unknown, chars: unknown): string =>
+    act(value === undefined ? "" : String(value), typeof chars === "string" ? chars : undefined);
+
+const STRIP_FUNCTIONS = {
+  forebay_strip: stripFunction(strip),
+  forebay_lstrip: stripFunction(stripStart),
+  forebay_rstrip: stripFunction(stripEnd),
+};
+
+interface TreeNode {
+  type: string;
+  [field: string]: unknown;
+}
+
+/**
+ * @huggingface/jinja 0.5.11 ignores what strip, lstrip and rstrip are given (Qwen's templates say lstrip('\n'), and an
+ * answer that begins with a space would lose it), and trims other characters than Python does. Every such call, and the
+ * filter trim, becomes a call of ours.
+ */
+function stripAsPython(tree: unknown): void {
+  if (typeof tree !== "object" || tree === null) return;
+  for (const child of Array.isArray(tree) ? tree : Object.values(tree)) stripAsPython(child);
+  if (!isNode(tree)) return;
+  const { callee, filter } = tree;
+  if (
+    tree.type === "CallExpression" &&
+    isNode(callee) &&
+    callee.type === "MemberExpression" &&
+    !callee.computed
+  ) {
+    const name = `forebay_${nameOf(callee.property)}`;
+    if (name in STRIP_FUNCTIONS) callInstead(tree, name, [callee.object, ...(tree.args as unknown[])]);
+  } else if (tree.type === "FilterExpression" && isNode(filter)) {
+    const args = filter.type === "CallExpression" ? (filter.args as unknown[]) : [];
+    const name = filter.type === "CallExpression" ? nameOf(filter.callee) : nameOf(filter);
+    if (name === "trim") callInstead(tree, "forebay_strip", [tree.operand, ...args]);
+  }
+}
+
+function callInstead(node: TreeNode, name: string, args: unknown[]): void {
+  Object.assign(node, { type: "CallExpression", callee: { type: "Identifier", value: name }, args });
+}
+
+function nameOf(node: unknown): unknown {
+  return isNode(node) && node.type === "Identifier" ? node.value : undefined;
+}
+
+function isNode(value: unknown): value is TreeNode {
+  return typeof value === "object" && value !== null && "type" in value && typeof value.type === "string";
 }
 
 /** The text without marks and the spans between them; null where they do not alternate. */

@@ -41,6 +41,21 @@ export function messagesOf(row: unknown, key?: string): Message[] {
 }
 
 function messageOf(item: unknown, index: number): Message {
+  const message = namedMessageOf(item, index);
+  const { content } = message;
+  const isText =
+    content === undefined ||
+    typeof content === "string" ||
+    (Array.isArray(content) && content.every(isTextPart));
+  if (!isText) throw new RefusedRow(`the content of message ${index} is no text`);
+  return message;
+}
+
+function isTextPart(part: unknown): boolean {
+  return typeof part === "object" && part !== null && "text" in part && typeof part.text === "string";
+}
+
+function namedMessageOf(item: unknown, index: number): Message {
   if (typeof item !== "object" || item === null || Array.isArray(item)) {
     throw new RefusedRow(`message ${index} is no object`);
   }

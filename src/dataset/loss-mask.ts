@@ -1,6 +1,7 @@
 import { randomBytes } from "node:crypto";
 import { type ChatTemplate, removeMarks, type Span } from "./chat-template.ts";
 import { type Message, RefusedRow } from "./conversation.ts";
+import { strip, stripEnd, stripStart } from "./python-text.ts";
 
 /** A conversation as text, and what in it is the assistant's: the part that training is to learn. */
 export interface SupervisedText {
@@ -40,7 +41,7 @@ export function superviseText(
       );
     }
     // Without the newline that most templates put behind a turn, which the model does not write.
-    return { start: promptEnd, end: text.slice(0, whole.length).trimEnd().length };
+    return { start: promptEnd, end: stripEnd(text.slice(0, whole.length)).length };
   });
   for (let i = 1; i < spans.length; i += 1) {
     if (spans[i]!.start < spans[i - 1]!.end)
@@ -76,9 +77,9 @@ function markContent(message: Message): Message | null {
   if (typeof content !== "string") return null;
   const reasoningEnd = content.lastIndexOf("</think>");
   const head = reasoningEnd < 0 ? "" : content.slice(0, reasoningEnd + "</think>".length);
-  const visible = content.slice(head.length).trim();
+  const visible = strip(content.slice(head.length));
   if (visible === "") return null;
-  const start = content.length - content.slice(head.length).trimStart().length;
+  const start = content.length - stripStart(content.slice(head.length)).length;
   const end = start + visible.length;
   return {
     ...message,
@@ -102,8 +103,7 @@ function render(
 
 /** Behind the special token that follows `at`, spaces between; else `at`. */
 function endOfTurn(text: string, at: number, specialTokens: readonly string[]): number {
-  let next = at;
-  while (next < text.length && /\s/.test(text[next]!)) next += 1;
+  const next = text.length - stripStart(text.slice(at)).length;
   for (const token of specialTokens) if (text.startsWith(token, next)) return next + token.length;
   return at;
 }

@@ -338,7 +338,7 @@ describe("a rows file that lies", () => {
 it("the hash is what docs/format.md says, computed by hand", async () => {
   const path = join(directory, "rows");
   const { hash } = await writeRowsFile(sourceOf([{ ids: [1, 2], mask: [0, 1] }]), path);
-  const hex = (bytes: ArrayBufferView) => createHash("sha256").update(bytes).digest("hex");
+  const hex = (bytes: NodeJS.ArrayBufferView) => createHash("sha256").update(bytes).digest("hex");
   const ids = hex(Int32Array.of(1, 2));
   const mask = hex(Uint8Array.of(0, 1));
   const offsets = hex(BigInt64Array.of(0n, 2n));

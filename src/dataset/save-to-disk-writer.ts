@@ -1,7 +1,7 @@
 import { createHash, randomBytes } from "node:crypto";
 import { closeSync, fsyncSync, mkdirSync, openSync, renameSync, rmSync, writeFileSync } from "node:fs";
 import { dirname, join, resolve } from "node:path";
-import type { RecordBatchStreamWriter, Schema } from "apache-arrow";
+import type { Data, DataType, RecordBatchStreamWriter, Schema } from "apache-arrow";
 import { EXIT, errnoOf, RunError } from "../base/errors.ts";
 import { fsyncDirectory, writeAllSync } from "../base/publish.ts";
 import { IDS, MASK } from "./rows.ts";
@@ -102,21 +102,20 @@ export class SaveToDiskWriter {
     const rows = lengths.length;
     const valueOffsets = new Int32Array(rows + 1);
     for (let i = 0; i < rows; i += 1) valueOffsets[i + 1] = valueOffsets[i]! + lengths[i]!;
-    const list = (
-      item: InstanceType<typeof Int32> | InstanceType<typeof Int64>,
-      data: Int32Array | BigInt64Array,
-    ) =>
+    const list = <T extends DataType>(child: Data<T>) =>
       makeData({
-        type: new List(new Field("item", item, true)),
+        type: new List(new Field("item", child.type, true)),
         length: rows,
         nullCount: 0,
         valueOffsets,
-        child: makeData({ type: item, length: data.length, nullCount: 0, data } as never),
+        child,
       });
+    const int64 = (values: Uint8Array | Int32Array) =>
+      makeData({ type: new Int64(), length: values.length, nullCount: 0, data: widen(values) });
     const children = [
-      list(new Int32(), ids),
-      list(new Int64(), widen(mask)),
-      makeData({ type: new Int64(), length: rows, nullCount: 0, data: widen(lengths) }),
+      list(makeData({ type: new Int32(), length: ids.length, nullCount: 0, data: ids })),
+      list(int64(mask)),
+      int64(lengths),
     ];
     const type = new Struct(this.#schema.fields);
     const batch = new RecordBatch(this.#schema, makeData({ type, length: rows, nullCount: 0, children }));

@@ -53,7 +53,10 @@ export interface FleetOptions {
   /** The gate: what the first engine must pass, once, before any work. Throws to stop the run. */
   prepare?: (engine: Engine, loaded: Loaded) => Promise<void>;
   next(engine: string, signal: AbortSignal): Promise<Work | null>;
-  /** A new file and attempt number for the same samples at the same offsets; the old file is the caller's to drop. */
+  /**
+   * A new file and attempt number for the same samples at the same offsets; the old file is the caller's to drop.
+   * A RunError with the remedy "retry" means that there is no room: the outcome is "no-space".
+   */
   newAttempt(work: Work): Promise<Work>;
   done(outcome: BatchOutcome): Promise<void> | void;
 }
@@ -103,6 +106,8 @@ interface Case {
 
 /** Thrown inside to unwind a batch that will not be finished. */
 class Released extends Error {}
+/** The same where there was no room for its next attempt. */
+class NoSpace extends Error {}
 
 export class Fleet {
   readonly #options: FleetOptions;
@@ -283,6 +288,7 @@ export class Fleet {
     };
     const carried = this.#carry(one, lane)
       .catch((error: unknown): BatchOutcome => {
+        if (error instanceof NoSpace) return this.#noSpace(one, error.message);
         if (!(error instanceof Released)) this.#stopRun(error);
         return { kind: "released", work: one.work };
       })
@@ -298,6 +304,7 @@ export class Fleet {
 
   /** From its first trial to its outcome. */
   async #carry(one: Case, preferred: Lane): Promise<BatchOutcome> {
+    this.#releaseIfStopping();
     const rows = one.work.samples.map(({ row }) => row);
     await this.#firstTrial(one, preferred, rows);
     for (;;) {
@@ -314,10 +321,7 @@ export class Fleet {
         case "finish":
           return this.#finish(one);
         case "no-space":
-          this.#options.log.warn("engine.no-space", { batch: one.work.batch, reason: step.reason });
-          // `next` gets it back: it is asked anew, whatever it said before.
-          this.#drained = false;
-          return { kind: "no-space", work: one.work, reason: step.reason };
+          return this.#noSpace(one, step.reason);
         case "stop":
           throw stopError(step, one.work);
         case "skip":
@@ -334,15 +338,16 @@ export class Fleet {
   }
 
   async #firstTrial(one: Case, preferred: Lane, rows: readonly number[]): Promise<void> {
-    // Between the pull and now it may have died or been held: any other with room will do.
-    const lane = preferred.up && preferred.hasRoom ? preferred : await this.#pool.free(preferred);
+    // Between the pull and now it may have died, been filled or held: any other with room will do.
+    let lane = preferred;
+    while (!lane.up || !lane.hasRoom) lane = await this.#pool.free(preferred);
     await this.#try(one, lane, rows, { alone: false, proven: false });
   }
 
   async #retry(one: Case, step: Extract<RetryStep, { kind: "try" }>): Promise<void> {
     this.#releaseIfStopping();
     if (one.died) {
-      one.work = await this.#options.newAttempt(one.work);
+      one.work = await this.#newAttempt(one.work);
       one.died = false;
     }
     const lane = await this.#pool.hold(step.where, one.trials.at(-1)!.livesStarted);
@@ -359,6 +364,22 @@ export class Fleet {
     } finally {
       this.#pool.release(lane);
     }
+  }
+
+  async #newAttempt(work: Work): Promise<Work> {
+    try {
+      return await this.#options.newAttempt(work);
+    } catch (error) {
+      if (error instanceof RunError && error.remedy === "retry") throw new NoSpace(error.message);
+      throw error;
+    }
+  }
+
+  #noSpace({ work }: Case, reason: string): BatchOutcome {
+    this.#options.log.warn("engine.no-space", { batch: work.batch, reason });
+    // `next` gets it back: it is asked anew, whatever it said before.
+    this.#drained = false;
+    return { kind: "no-space", work, reason };
   }
 
   /** One request; true where all its rows passed. What came of it stands in `one`. */

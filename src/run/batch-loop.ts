@@ -229,7 +229,7 @@ export class BatchLoop {
     packStage.remove(slot);
     this.#claimed.delete(batch);
     tally.move(batch, "ready");
-    board.computed(outcome.shard, amountOf(prepared.plan, batch), layout.bytes);
+    board.computed(outcome.shard, amountOf(prepared.plan, batch));
     uploader.enqueue(ready, { identity, layout });
   }
 

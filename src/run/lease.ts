@@ -12,6 +12,11 @@ export interface Part {
   count: number;
 }
 
+/** Parts interleave, so that each is as fair a sample of the dataset as the whole. */
+export function isOfPart(batch: number, part: Part): boolean {
+  return batch % part.count === part.index - 1;
+}
+
 /** The fields of a heartbeat that the lease needs; the rest of the document is for people. */
 const Heartbeat = z.object({
   heartbeat_at: z.string(),

@@ -7,7 +7,7 @@ import {
   SKIPS_PREFIX,
 } from "../store/keys.ts";
 import type { ObjectInfo, Store } from "../store/store.ts";
-import type { Part } from "./lease.ts";
+import { isOfPart, type Part } from "./lease.ts";
 
 /** What the store holds of a plan: the truth that every resume starts from. */
 export interface Holdings {
@@ -52,14 +52,11 @@ export async function listHoldings(store: Store, options: HoldingsOptions): Prom
   return holdings;
 }
 
-/**
- * The batches of `part` that are not committed, in plan order. Parts interleave (batch b belongs to part
- * b mod count), so that each part is as fair a sample of the dataset as the whole.
- */
+/** The batches of `part` that are not committed, in plan order. */
 export function remainingBatches(holdings: Holdings, part: Part): number[] {
   const remaining: number[] = [];
-  for (let batch = part.index - 1; batch < holdings.committed.length; batch += part.count) {
-    if (!holdings.committed[batch]) remaining.push(batch);
+  for (let batch = 0; batch < holdings.committed.length; batch += 1) {
+    if (!holdings.committed[batch] && isOfPart(batch, part)) remaining.push(batch);
   }
   return remaining;
 }

@@ -4,12 +4,13 @@ import type { Fleet } from "../engine/fleet.ts";
 import type { Spool } from "../spool/spool.ts";
 import type { Uploader } from "../spool/uploader.ts";
 import type { StoreTraits } from "../store/store.ts";
-import { BottleneckWatch, engineSecondsLost } from "./bottleneck.ts";
+import { engineSecondsLost } from "./bottleneck.ts";
 import { EtaLog, estimateEta } from "./eta.ts";
 import type { Part } from "./lease.ts";
+import { Pipeline } from "./pipeline.ts";
 import { Rate } from "./rate.ts";
 import { judgeState, type StateFacts } from "./state.ts";
-import type { EngineStatus, RunCounters, StageStatus, StatusDocument, StatusSource } from "./status.ts";
+import type { Bottleneck, EngineStatus, RunCounters, StatusDocument, StatusSource } from "./status.ts";
 import type { Amount, Tally } from "./tally.ts";
 
 /** What never changes while this process lives. */
@@ -51,15 +52,15 @@ export class StatusBoard implements StatusSource {
   readonly #startedAt: string;
   readonly #events: StatusDocument["events_tail"] = [];
   readonly #skippedRows: { row: number; reason: string }[] = [];
-  readonly #rates: Record<"samples" | "tokens" | "produced" | "uploaded" | "verified", Rate>;
+  readonly #rates: Record<"samples" | "tokens", Rate>;
   readonly #shards = new Map<
     number,
     { samples: number; tokens: number; batches: number; rate: Rate; lastAt: string }
   >();
-  readonly #bottleneck = new BottleneckWatch();
   #runId: string | null = null;
   #tally: Tally | null = null;
   #sources: BoardSources | null = null;
+  #pipeline: Pipeline | null = null;
   #eta: EtaLog | null = null;
   #judgedState = "starting";
   #stateSince: string;
@@ -72,8 +73,6 @@ export class StatusBoard implements StatusSource {
   #blocked: StateFacts["blocked"] = null;
   #skipped = 0;
   #produced = 0;
-  #totalBytes = 0;
-  #committedBytesBefore = 0;
   #lastCommitMs: number | null = null;
   #lastCommitAt: string | null = null;
   #pageUrl: string | null = null;
@@ -86,7 +85,7 @@ export class StatusBoard implements StatusSource {
     this.#startedAt = this.#iso();
     this.#stateSince = this.#startedAt;
     const rate = () => new Rate(RATE_WINDOW_S, clock.nowMs);
-    this.#rates = { samples: rate(), tokens: rate(), produced: rate(), uploaded: rate(), verified: rate() };
+    this.#rates = { samples: rate(), tokens: rate() };
   }
 
   phase(phase: StateFacts["phase"], words: string): void {
@@ -95,46 +94,45 @@ export class StatusBoard implements StatusSource {
   }
 
   /** The run is known and counted; from here on the document shows what the store holds. */
-  opened(runId: string, tally: Tally, bytes: { total: number; committed: number }, planSkips: number): void {
+  opened(runId: string, tally: Tally, planSkips: number): void {
     this.#runId = runId;
     this.#tally = tally;
-    this.#totalBytes = bytes.total;
-    this.#committedBytesBefore = bytes.committed;
     this.#skipped = planSkips;
   }
 
   attach(sources: BoardSources): void {
     this.#sources = sources;
+    this.#pipeline = new Pipeline(sources, this.#tally!, this.#nowMs);
     this.#eta = new EtaLog(this.#nowMs() / 1000);
   }
 
-  computed(shard: number, amount: Amount, bytes: number): void {
+  computed(shard: number, amount: Amount): void {
     const entry = this.#shard(shard);
     entry.samples += amount.samples;
     entry.tokens += amount.tokens;
     entry.batches += 1;
     entry.rate.add(amount.samples);
     entry.lastAt = this.#iso();
-    this.#produced += bytes;
-    this.#rates.produced.add(bytes);
+    this.#produced += amount.bytes;
+    this.#pipeline?.rates.produced.add(amount.bytes);
     const compute = this.#sources?.fleet()?.stage;
     const blockedS = compute ? compute.seconds().blocked / Math.max(1, compute.slots) : 0;
     this.#eta?.batchComputed(this.#nowMs() / 1000, amount, blockedS);
   }
 
   uploaded(bytes: number): void {
-    this.#rates.uploaded.add(bytes);
+    this.#pipeline?.rates.uploaded.add(bytes);
   }
 
-  committed(amount: Amount, bytes: number): void {
+  committed(amount: Amount): void {
     this.#lastCommitMs = this.#nowMs();
     this.#lastCommitAt = this.#iso();
     this.#rates.samples.add(amount.samples);
     this.#rates.tokens.add(amount.tokens);
-    this.#rates.verified.add(bytes);
+    this.#pipeline?.rates.verified.add(amount.bytes);
     const stats = this.#sources?.uploader.stats();
     const starvedS = stats ? stats.stages.upload.starved / Math.max(1, stats.limit) : 0;
-    this.#eta?.packVerified(this.#nowMs() / 1000, bytes, starvedS);
+    this.#eta?.packVerified(this.#nowMs() / 1000, amount.bytes, starvedS);
   }
 
   skipped(rows: readonly { row: number; reason: string }[]): void {
@@ -183,7 +181,7 @@ export class StatusBoard implements StatusSource {
     const usage = sources?.spool.usage() ?? null;
     const stats = sources?.uploader.stats() ?? null;
     const engines = this.#engines();
-    const stages = this.#stages();
+    const stages = this.#pipeline?.stages() ?? [];
     const at = this.#iso();
     const eta = this.#estimate();
     const judged = judgeState(this.#stateFacts(engines, usage, stats));
@@ -252,8 +250,8 @@ export class StatusBoard implements StatusSource {
         bytes: {
           produced: this.#produced,
           uploaded: stats?.uploadedBytes ?? 0,
-          verified: this.#committedBytesBefore + (stats?.committedBytes ?? 0),
-          total: this.#totalBytes,
+          verified: tally?.committed.bytes ?? 0,
+          total: tally?.total.bytes ?? 0,
         },
         skipped: this.#skipped,
         skipped_rows: [...this.#skippedRows],
@@ -262,7 +260,7 @@ export class StatusBoard implements StatusSource {
       },
       engines,
       stages,
-      bottleneck: this.#bottleneck.verdict({ address: facts.address, engines: engines.length }),
+      bottleneck: this.#verdict(engines.length),
       engine_seconds_lost: engineSecondsLost(stages),
       spool: {
         directory: facts.spoolDirectory,
@@ -276,7 +274,7 @@ export class StatusBoard implements StatusSource {
       s3: {
         inflight: stats?.inflight ?? 0,
         limit: stats?.limit ?? 0,
-        mb_per_s: this.#rates.uploaded.perSecond() / 1e6,
+        mb_per_s: (this.#pipeline?.rates.uploaded.perSecond() ?? 0) / 1e6,
         p50_ms: stats?.putP50Ms ?? null,
         p95_ms: stats?.putP95Ms ?? null,
         retries: stats?.retries ?? 0,
@@ -317,21 +315,14 @@ export class StatusBoard implements StatusSource {
 
   /** Takes a look at the pipeline for the verdict; once a second. */
   look(): void {
-    const stats = this.#sources?.uploader.stats();
-    if (!stats) return;
-    this.#bottleneck.look({
-      atS: this.#nowMs() / 1000,
-      stages: this.#stages(),
-      uploads: {
-        inflight: stats.inflight,
-        limit: stats.limit,
-        auto: stats.uploads === "auto",
-        ceiling: 1_000,
-        requests: stats.requests.reduce((sum, { op, count }) => sum + (op === "put" ? count : 0), 0),
-        throttled: stats.throttled,
-        mbPerS: this.#rates.uploaded.perSecond() / 1e6,
-      },
-    });
+    this.#pipeline?.look();
+  }
+
+  #verdict(engines: number): Bottleneck {
+    if (this.#pipeline && !this.#ending)
+      return this.#pipeline.verdict({ address: this.#facts.address, engines });
+    const advice = this.#ending ? "The run has ended." : "Nothing is being worked on yet.";
+    return { stage: null, cause: "none", confidence: 1, advice };
   }
 
   #engines(): EngineStatus[] {
@@ -349,54 +340,15 @@ export class StatusBoard implements StatusSource {
     return Math.max(1, this.#tally?.at.engine.batches ?? 0);
   }
 
-  #stages(): StageStatus[] {
-    const sources = this.#sources;
-    if (!sources) return [];
-    const stats = sources.uploader.stats();
-    const usage = sources.spool.usage();
-    const produced = this.#rates.produced.perSecond();
-    const compute = sources.fleet()?.stage;
-    const stage = (
-      name: StageStatus["name"],
-      slots: number,
-      seconds: { busy: number; starved: number; blocked: number },
-      rest: { queue: number; capacity: number | null; rate: number | null },
-    ): StageStatus => ({ name, slots, ...seconds, ...rest });
-    return [
-      stage("compute", compute?.slots ?? 0, compute?.seconds() ?? { busy: 0, starved: 0, blocked: 0 }, {
-        queue: this.#tally?.at.engine.batches ?? 0,
-        capacity: this.#slots(),
-        rate: produced,
-      }),
-      stage("pack", sources.packStage.slots, sources.packStage.seconds(), {
-        queue: 0,
-        capacity: null,
-        rate: produced,
-      }),
-      stage("disk", 1, stats.stages.disk, { queue: usage.waiting.count, capacity: null, rate: produced }),
-      stage("upload", stats.limit, stats.stages.upload, {
-        queue: stats.queue,
-        capacity: stats.limit,
-        rate: this.#rates.uploaded.perSecond(),
-      }),
-      stage("verify", stats.limit, stats.stages.verify, {
-        queue: this.#tally?.at.uploaded.batches ?? 0,
-        capacity: null,
-        rate: this.#rates.verified.perSecond(),
-      }),
-    ];
-  }
-
   #estimate(): StatusDocument["extraction"]["eta"] {
     const unknown = { p10_s: null, p50_s: null, p90_s: null, finish_at: null, reason: this.#phase };
     if (!this.#eta || !this.#tally || !this.#sources) return unknown;
-    const verified = this.#committedBytesBefore + this.#sources.uploader.stats().committedBytes;
     return estimateEta({
       nowS: this.#nowMs() / 1000,
       nowMs: this.#wallMs(),
       log: this.#eta,
       toCompute: this.#tally.toCompute(),
-      bytesToVerify: this.#totalBytes - verified,
+      bytesToVerify: this.#tally.total.bytes - this.#tally.committed.bytes,
       slots: this.#slots(),
     });
   }

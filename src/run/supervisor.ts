@@ -5,49 +5,33 @@ import type { Engine } from "../engine/engine.ts";
 import type { FleetEngine } from "../engine/lane.ts";
 import type { Loaded } from "../engine/protocol.ts";
 import { packLayout } from "../pack/layout.ts";
-import { batchBytes, batchCount, batchOf, type Plan, planTotals } from "../plan/plan.ts";
+import { batchCount, batchOf } from "../plan/plan.ts";
 import { recoverReady } from "../spool/recover.ts";
-import { assertBudget, Spool } from "../spool/spool.ts";
 import { Uploader, type UploaderEvent } from "../spool/uploader.ts";
 import { packKey } from "../store/keys.ts";
-import { openStore } from "../store/open.ts";
 import { probeStore } from "../store/probe.ts";
-import { type RetryOptions, withRetries } from "../store/retry.ts";
+import { withRetries } from "../store/retry.ts";
 import type { OpenedStore, StoreTraits } from "../store/store.ts";
 import { BatchLoop } from "./batch-loop.ts";
+import { BlockedWatch } from "./blocked-watch.ts";
 import type { ExtractOptions, ExtractTools } from "./extract.ts";
 import { assertGate, gateSamples, runGate } from "./gate.ts";
 import { Heartbeat } from "./heartbeat.ts";
 import { publishIndex } from "./index-file.ts";
-import { claimPart } from "./lease.ts";
-import { type PreparedRun, prepareRun } from "./prepare.ts";
-import { assertAttachments, publishInputs } from "./publish-inputs.ts";
-import { assertSameIdentity, type RunRecord, runIdOf } from "./record.ts";
-import { type Holdings, listHoldings, remainingBatches } from "./remaining.ts";
-import { readSkips } from "./skips.ts";
-import { Tally } from "./tally.ts";
+import { listRun, type Opened, openRun, startPatience } from "./open-run.ts";
+import type { PreparedRun } from "./prepare.ts";
+import { publishInputs } from "./publish-inputs.ts";
+import { assertSameIdentity, type RunRecord } from "./record.ts";
+import { remainingBatches } from "./remaining.ts";
+import type { Tally } from "./tally.ts";
 
 const HEARTBEAT_INTERVAL_S = 60;
 /** Small range requests at a time when the index is made. */
 const INDEX_PARALLEL = 32;
-/** At the start a person waits; later nobody does, and the retries have no end. */
-const START_RETRY_MS_MAX = 120_000;
 
 export interface Ending {
   exit: ExitCode;
   reason: string | null;
-}
-
-/** What stands once a run is known and counted, before its first batch. */
-interface Opened {
-  store: OpenedStore;
-  prepared: PreparedRun;
-  runId: string;
-  spool: Spool;
-  holdings: Holdings;
-  tally: Tally;
-  /** Rows that earlier sessions skipped at run time. */
-  skippedBefore: number;
 }
 
 /**
@@ -62,17 +46,23 @@ export class Supervisor {
   readonly #closers: (() => Promise<void> | void)[] = [];
   #heartbeat: Heartbeat | null = null;
   #loop: BatchLoop | null = null;
-  #blockedTimer: NodeJS.Timeout | null = null;
+  readonly #blocked: BlockedWatch;
 
   constructor(options: ExtractOptions, tools: ExtractTools) {
     this.#options = options;
     this.#tools = tools;
+    this.#blocked = new BlockedWatch({
+      board: tools.board,
+      address: options.address,
+      blockedMsMax: options.maxBlockedMs,
+      giveUp: (error) => this.#failed.abort(error),
+    });
   }
 
   async run(): Promise<Ending> {
     const { board, stop } = this.#tools;
     try {
-      const ending = await this.#extract(await this.#open());
+      const ending = await this.#extract(await openRun(this.#options, this.#tools, this.#closers));
       board.ended(ending.reason === null ? "done" : "stopped", ending.reason, ending.exit);
       return ending;
     } catch (error) {
@@ -91,71 +81,14 @@ export class Supervisor {
     }
   }
 
-  /** Reads and checks everything; writes nothing to the store but the probe's throw-away keys. */
-  async #open(): Promise<Opened> {
-    const { options, tools } = { options: this.#options, tools: this.#tools };
-    const { board, log, stop, host, pidAlive } = tools;
-    assertAttachments(options.attachments);
-    board.phase("planning", "opening the store");
-    const store = await openStore(options.spec);
-    this.#closers.push(() => store.close());
-    await withRetries(() => store.check(stop), this.#patience());
-
-    const prepared = await prepareRun(options.request, {
-      store,
-      runDirectory: options.runDirectory,
-      log,
-      onPhase: (phase) => board.phase("planning", phase),
-      signal: stop,
-    });
-    this.#closers.push(() => prepared.rows.close());
-    const { plan } = prepared;
-    const runId = runIdOf(prepared.identity);
-    const totals = planTotals(plan);
-    assertBudget({
-      budgetBytes: options.spool.budgetBytes,
-      packBytesMax: totals.largestPackBytes,
-      engines: options.engines.length,
-    });
-
-    board.phase("planning", "looking for another run on this part");
-    await claimPart({ store, part: options.part, host, pidAlive, takeOver: options.takeOver, signal: stop });
-    const spool = await Spool.open({
-      ...options.spool,
-      owner: { runId, part: `${options.part.index}/${options.part.count}` },
-      log,
-      nowMs: tools.nowMs,
-    });
-    this.#closers.push(() => spool.close());
-
-    board.phase("planning", "listing what the store holds");
-    const holdings = await this.#list(store, plan);
-    if (holdings.aliens.length > 0) log.warn("store.aliens", { count: holdings.aliens.length });
-    for (const { key, bytes, plannedBytes } of holdings.torn) {
-      log.error("store.torn", { key, bytes, planned_bytes: plannedBytes });
-    }
-    const tally = new Tally(plan, options.part, holdings.committed);
-    board.opened(
-      runId,
-      tally,
-      { total: totals.bytes, committed: holdings.committedBytes },
-      plan.skippedRows.length,
-    );
-    const committedSkips = holdings.withSkips.filter((batch) => holdings.committed[batch]);
-    const skippedBefore = await readSkips(store, committedSkips, stop);
-    board.skipped(skippedBefore);
-    return { store, prepared, runId, spool, holdings, tally, skippedBefore: skippedBefore.length };
-  }
-
   async #extract(opened: Opened): Promise<Ending> {
     const { store, prepared, runId, spool, holdings, tally, skippedBefore } = opened;
     const { options, tools } = { options: this.#options, tools: this.#tools };
     const { board, log, stop } = tools;
     const { plan } = prepared;
-    const identity = runId;
     const recovered = await recoverReady({
       spool,
-      identity,
+      identity: runId,
       layoutOf: (batch) =>
         batch < batchCount(plan) ? packLayout(batchOf(plan, batch), plan.options.shape) : null,
       log,
@@ -168,7 +101,7 @@ export class Supervisor {
     }
 
     board.phase("planning", "probing the store");
-    const traits = await probeStore(store, this.#patience());
+    const traits = await probeStore(store, startPatience(this.#tools));
     this.#assertOneWriter(traits);
     for (const note of traits.notes) log.warn("store.weaker", { note });
 
@@ -186,7 +119,7 @@ export class Supervisor {
     });
     this.#closers.push(() => uploader.close());
     const loop = new BatchLoop({
-      identity,
+      identity: runId,
       prepared,
       engines: this.#fleetEngines(prepared),
       store,
@@ -215,7 +148,7 @@ export class Supervisor {
     board.attach({ spool, uploader, traits, packStage, fleet: () => loop.fleet });
     for (const { pack, layout } of recovered.good) {
       tally.move(pack.batch, "ready");
-      uploader.enqueue(pack, { identity, layout }, { lookFirst: true });
+      uploader.enqueue(pack, { identity: runId, layout }, { lookFirst: true });
     }
     tools.onLive?.({ setUploads: (limits) => uploader.setLimits(limits) });
 
@@ -282,15 +215,6 @@ export class Supervisor {
     }));
   }
 
-  #list(store: OpenedStore, plan: Plan): Promise<Holdings> {
-    const options = {
-      batches: batchCount(plan),
-      plannedBytes: (batch: number) => batchBytes(plan, batch),
-      signal: this.#tools.stop,
-    };
-    return withRetries(() => listHoldings(store, options), this.#patience());
-  }
-
   async #publish(store: OpenedStore, prepared: PreparedRun, traits: StoreTraits): Promise<RunRecord> {
     const { options, tools } = { options: this.#options, tools: this.#tools };
     const record = await publishInputs(store, prepared, {
@@ -311,7 +235,7 @@ export class Supervisor {
         max_tokens: options.request.maxTokens,
         long: options.request.long,
       },
-      retry: this.#patience(),
+      retry: startPatience(this.#tools),
     });
     assertSameIdentity(prepared.identity, record, store.address);
     return record;
@@ -340,12 +264,12 @@ export class Supervisor {
     board.phase("draining", "writing the index");
     try {
       if (tally.total.batches < batchCount(plan)) {
-        const { committedCount } = await this.#list(store, plan);
+        const { committedCount } = await listRun(store, plan, startPatience(this.#tools));
         if (committedCount < batchCount(plan)) return;
       }
       await withRetries(
         () => publishIndex(store, { runId, plan }, { parallel: INDEX_PARALLEL }),
-        this.#patience(),
+        startPatience(this.#tools),
       );
     } catch (error) {
       // Everything is committed and verified; the index can be made again by the same command.
@@ -370,7 +294,7 @@ export class Supervisor {
         return;
       case "committed": {
         const amount = tally.commit(event.batch);
-        board.committed(amount, event.bytes);
+        if (amount) board.committed(amount);
         log.info("batch.committed", { batch: event.batch, bytes: event.bytes, how: event.how });
         return;
       }
@@ -380,14 +304,17 @@ export class Supervisor {
         this.#loop?.requeue(event.batch);
         return;
       case "blocked":
-        this.#block(event.reason, event.action ?? "see docs/operating.md");
+        this.#blocked.enter(event.reason, event.action ?? "see docs/operating.md");
         return;
       case "down":
-        this.#block(`the store does not serve: ${event.reason}`, "nothing: it is asked again by itself");
+        this.#blocked.enter(
+          `the store does not serve: ${event.reason}`,
+          "nothing: it is asked again by itself",
+        );
         return;
       case "unblocked":
       case "up":
-        this.#unblock();
+        this.#blocked.leave();
         return;
       case "retry":
       case "throttled":
@@ -395,31 +322,6 @@ export class Supervisor {
       case "failed":
         this.#failed.abort(event.error);
     }
-  }
-
-  #block(reason: string, action: string): void {
-    this.#tools.board.blocked({ reason, action });
-    const { maxBlockedMs, address } = this.#options;
-    if (maxBlockedMs === null) return;
-    this.#blockedTimer ??= setTimeout(() => {
-      const minutes = Math.round(maxBlockedMs / 60_000);
-      this.#failed.abort(
-        new RunError({
-          op: "wait for the store",
-          subject: address,
-          message: `blocked for ${minutes} minutes (--max-blocked): ${reason}`,
-          safe: "packs in the spool and in the store are kept",
-          hint: `${action}; then run the same command again`,
-          exit: EXIT.retryLater,
-        }),
-      );
-    }, maxBlockedMs);
-  }
-
-  #unblock(): void {
-    this.#tools.board.blocked(null);
-    if (this.#blockedTimer) clearTimeout(this.#blockedTimer);
-    this.#blockedTimer = null;
   }
 
   /** A store that ignores create-only has one writer: parts on several machines could overwrite one another. */
@@ -435,13 +337,8 @@ export class Supervisor {
     });
   }
 
-  #patience(): RetryOptions {
-    const { log, random, nowMs, stop } = this.#tools;
-    return { signal: stop, deadlineMs: START_RETRY_MS_MAX, log, random, nowMs };
-  }
-
   async #letGo(): Promise<void> {
-    if (this.#blockedTimer) clearTimeout(this.#blockedTimer);
+    this.#blocked.leave();
     for (const close of this.#closers.reverse()) await close();
   }
 }

@@ -1,11 +1,14 @@
-import { batchTokens, type Plan } from "../plan/plan.ts";
-import type { Part } from "./lease.ts";
+import { batchBytes, batchTokens, type Plan } from "../plan/plan.ts";
+import { isOfPart, type Part } from "./lease.ts";
 
-/** Work counted three ways, and squared tokens for the cost of attention. */
+/** Work counted in every way that somebody asks for. */
 export interface Amount {
   batches: number;
   samples: number;
   tokens: number;
+  /** Of pack objects. */
+  bytes: number;
+  /** Sum of squares over the samples: the cost of attention. */
   tokensSquared: number;
 }
 
@@ -24,10 +27,13 @@ export class Tally {
   readonly resumedFrom: { batches: number; samples: number };
   readonly #plan: Plan;
   readonly #places = new Map<number, Place>();
+  readonly #committed: Uint8Array;
 
   constructor(plan: Plan, part: Part, committed: Uint8Array) {
     this.#plan = plan;
-    for (let batch = part.index - 1; batch < committed.length; batch += part.count) {
+    this.#committed = committed.slice();
+    for (let batch = 0; batch < committed.length; batch += 1) {
+      if (!isOfPart(batch, part)) continue;
       const amount = amountOf(plan, batch);
       add(this.total, amount);
       if (committed[batch]) add(this.committed, amount);
@@ -37,6 +43,7 @@ export class Tally {
 
   /** The batch is now at `place`; null: back to where it started (its work is lost and will be done again). */
   move(batch: number, place: Place | null): void {
+    if (this.#committed[batch]) return;
     const amount = amountOf(this.#plan, batch);
     const before = this.#places.get(batch);
     if (before) add(this.at[before], amount, -1);
@@ -48,8 +55,11 @@ export class Tally {
     }
   }
 
-  commit(batch: number): Amount {
+  /** null: it was counted already (its file outlived a crash after the upload). */
+  commit(batch: number): Amount | null {
+    if (this.#committed[batch]) return null;
     this.move(batch, null);
+    this.#committed[batch] = 1;
     const amount = amountOf(this.#plan, batch);
     add(this.committed, amount);
     return amount;
@@ -69,16 +79,23 @@ export function amountOf(plan: Plan, batch: number): Amount {
   const end = plan.batchStart[batch + 1]!;
   let tokensSquared = 0;
   for (let i = start; i < end; i += 1) tokensSquared += plan.tokens[i]! ** 2;
-  return { batches: 1, samples: end - start, tokens: batchTokens(plan, batch), tokensSquared };
+  return {
+    batches: 1,
+    samples: end - start,
+    tokens: batchTokens(plan, batch),
+    bytes: batchBytes(plan, batch),
+    tokensSquared,
+  };
 }
 
 function nothing(): Amount {
-  return { batches: 0, samples: 0, tokens: 0, tokensSquared: 0 };
+  return { batches: 0, samples: 0, tokens: 0, bytes: 0, tokensSquared: 0 };
 }
 
 function add(sum: Amount, amount: Amount, times = 1): void {
   sum.batches += times * amount.batches;
   sum.samples += times * amount.samples;
   sum.tokens += times * amount.tokens;
+  sum.bytes += times * amount.bytes;
   sum.tokensSquared += times * amount.tokensSquared;
 }

@@ -58,7 +58,10 @@ export function clock(iso: string | null, nowMs: number): string {
   const time = at.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
   if (at.toDateString() === new Date(nowMs).toDateString()) return time;
   const soon = Math.abs(at.getTime() - nowMs) < 6 * 86_400_000;
-  const day = at.toLocaleDateString("en-GB", soon ? { weekday: "short" } : { day: "numeric", month: "short" });
+  const day = at.toLocaleDateString(
+    "en-GB",
+    soon ? { weekday: "short" } : { day: "numeric", month: "short" },
+  );
   return `${day} ${time}`;
 }
 

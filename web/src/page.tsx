@@ -1,5 +1,5 @@
-import { ageS, freshness, nowMs, status } from "./live.ts";
 import { duration, percent, title } from "./format.ts";
+import { ageS, freshness, nowMs, status } from "./live.ts";
 import { Answers } from "./parts/answers.tsx";
 import { Charts } from "./parts/charts.tsx";
 import { Engines } from "./parts/engines.tsx";
@@ -93,8 +93,8 @@ function LostBanner() {
   if (freshness.value !== "lost") return null;
   return (
     <div class="banner" role="alert">
-      <strong>These figures are old.</strong> Nothing has come from the supervisor for {duration(ageS.value)}. It may have
-      stopped, or the connection to it is gone; this page goes on trying. On its machine,{" "}
+      <strong>These figures are old.</strong> Nothing has come from the supervisor for {duration(ageS.value)}.
+      It may have stopped, or the connection to it is gone; this page goes on trying. On its machine,{" "}
       <code>forebay status {status.value?.run.address}</code> says which.
     </div>
   );

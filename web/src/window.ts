@@ -18,12 +18,23 @@ const WINDOW_S_MIN = 5;
 export function stageWindow(before: StatusDocument, now: StatusDocument): StageWindow[] {
   const windowS = (Date.parse(now.generated_at) - Date.parse(before.generated_at)) / 1_000;
   return now.stages.map((stage) => {
-    const earlier = windowS >= WINDOW_S_MIN ? before.stages.find(({ name }) => name === stage.name) : undefined;
-    const spent = (state: "busy" | "starved" | "blocked") => Math.max(0, stage[state] - (earlier?.[state] ?? 0));
+    const earlier =
+      windowS >= WINDOW_S_MIN ? before.stages.find(({ name }) => name === stage.name) : undefined;
+    const spent = (state: "busy" | "starved" | "blocked") =>
+      Math.max(0, stage[state] - (earlier?.[state] ?? 0));
     const total = spent("busy") + spent("starved") + spent("blocked");
     const share = (state: "busy" | "starved" | "blocked") => (total > 0 ? spent(state) / total : 0);
     const { name, queue, capacity, rate, slots } = stage;
-    return { name, busy: share("busy"), starved: share("starved"), blocked: share("blocked"), queue, capacity, rate, slots };
+    return {
+      name,
+      busy: share("busy"),
+      starved: share("starved"),
+      blocked: share("blocked"),
+      queue,
+      capacity,
+      rate,
+      slots,
+    };
   });
 }
 

@@ -34,7 +34,9 @@ export function Answers({ document }: { document: StatusDocument }) {
         <Answer term="Money so far">
           <strong class="big">{money(document.money.so_far, document.money.currency)}</strong>
           <span class="more">
-            {document.money.to_go === null ? "" : `${money(document.money.to_go, document.money.currency)} to go, `}
+            {document.money.to_go === null
+              ? ""
+              : `${money(document.money.to_go, document.money.currency)} to go, `}
             at {money(document.money.per_hour, document.money.currency)} an hour
           </span>
         </Answer>
@@ -109,7 +111,8 @@ function limitName({ bottleneck: { stage, cause } }: StatusDocument): string {
 }
 
 function limitCause({ bottleneck: { stage, cause } }: StatusDocument): string {
-  const says = stage !== null && stage !== "compute" && cause !== stage && cause !== "none" && cause !== "unknown";
+  const says =
+    stage !== null && stage !== "compute" && cause !== stage && cause !== "none" && cause !== "unknown";
   return says ? `${title(cause)}. ` : "";
 }
 

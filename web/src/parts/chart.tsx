@@ -40,11 +40,16 @@ const HEIGHT_PX = 132;
 /** Moves the cursor by `step` points, or takes it away. */
 export function moveCursor(step: number | null, points: number): void {
   const from = cursor.value ?? points - 1;
-  const index = step === null ? null : Math.max(0, Math.min(points - 1, cursor.value === null && step < 0 ? from : from + step));
+  const index =
+    step === null
+      ? null
+      : Math.max(0, Math.min(points - 1, cursor.value === null && step < 0 ? from : from + step));
   for (const plot of shown) {
     const t = index === null ? undefined : plot.data[0][index];
     plot.setCursor(
-      t === undefined ? { left: -10, top: -10 } : { left: plot.valToPos(t, "x"), top: plot.over.clientHeight / 2 },
+      t === undefined
+        ? { left: -10, top: -10 }
+        : { left: plot.valToPos(t, "x"), top: plot.over.clientHeight / 2 },
       false,
     );
   }
@@ -81,18 +86,26 @@ export function Chart({ title, lines, frame, unit }: ChartProps) {
     const made = plot.current;
     if (!made) return;
     made.batch(() => {
-      made.setData([frame.t, ...lines.map(({ values }) => inUnits(values, unit))] as uPlot.AlignedData, false);
+      made.setData(
+        [frame.t, ...lines.map(({ values }) => inUnits(values, unit))] as uPlot.AlignedData,
+        false,
+      );
       made.setScale("x", { min: frame.fromS, max: frame.toS });
     });
   }, [frame.t, frame.toS, frame.fromS, dark, known, unit?.name]);
 
-  const readout = lines.map((line) => ({ ...line, value: at === null ? newest(line.values) : (line.values[at] ?? null) }));
+  const readout = lines.map((line) => ({
+    ...line,
+    value: at === null ? newest(line.values) : (line.values[at] ?? null),
+  }));
   return (
     <figure class="chart">
       <figcaption>
         <span class="chart-title">{title}</span>
         <span class="readout">
-          {at !== null && <time class="quiet">{new Date(frame.t[at]! * 1_000).toLocaleTimeString("en-GB")}</time>}
+          {at !== null && (
+            <time class="quiet">{new Date(frame.t[at]! * 1_000).toLocaleTimeString("en-GB")}</time>
+          )}
           {readout.map(({ name, colour, show, value }) => (
             <span key={name}>
               <span class={`key line-${colour}`} aria-hidden="true" />
@@ -198,7 +211,9 @@ function inUnits(values: (number | null)[], unit: Unit | undefined): (number | n
 
 function axisLabel(value: number, unit: Unit | undefined): string {
   if (unit) return `${Number(value.toPrecision(3))} ${unit.name}`;
-  return value >= 10_000 ? `${Number((value / 1_000).toPrecision(3))} k` : String(Number(value.toPrecision(3)));
+  return value >= 10_000
+    ? `${Number((value / 1_000).toPrecision(3))} k`
+    : String(Number(value.toPrecision(3)));
 }
 
 function newest(values: (number | null)[]): number | null {

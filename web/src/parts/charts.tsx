@@ -49,7 +49,9 @@ export function Charts({ document: { run, spool } }: { document: StatusDocument 
     {
       title: "Spool",
       lines: [
-        line("in use", "a", columns, "spool_bytes", (value) => bytes(value === null ? null : Math.round(value))),
+        line("in use", "a", columns, "spool_bytes", (value) =>
+          bytes(value === null ? null : Math.round(value)),
+        ),
         { name: "budget", colour: "limit", values: budget, show: bytes },
       ],
     },
@@ -70,7 +72,9 @@ export function Charts({ document: { run, spool } }: { document: StatusDocument 
     },
     {
       title: "GPUs busy",
-      lines: [line("mean", "a", columns, "gpu_util", (value) => percent(value === null ? null : value / 100))],
+      lines: [
+        line("mean", "a", columns, "gpu_util", (value) => percent(value === null ? null : value / 100)),
+      ],
     },
   ];
 
@@ -118,14 +122,20 @@ export function Charts({ document: { run, spool } }: { document: StatusDocument 
           // biome-ignore lint/a11y/noNoninteractiveTabindex: the cursor must be reachable without a mouse
           tabIndex={0}
           onKeyDown={(event) => {
-            const step = { ArrowLeft: -1, ArrowRight: 1, Home: -columns.t.length, End: columns.t.length }[event.key];
+            const step = { ArrowLeft: -1, ArrowRight: 1, Home: -columns.t.length, End: columns.t.length }[
+              event.key
+            ];
             if (step === undefined && event.key !== "Escape") return;
             event.preventDefault();
             moveCursor(step ?? null, columns.t.length);
           }}
         >
           {charts.map(({ title, lines }) => (
-            <Chart key={title} {...{ title, lines, frame }} unit={title === "Spool" ? spoolUnit : undefined} />
+            <Chart
+              key={title}
+              {...{ title, lines, frame }}
+              unit={title === "Spool" ? spoolUnit : undefined}
+            />
           ))}
         </div>
       )}

@@ -1,6 +1,7 @@
 import type { EngineStatus, StatusDocument } from "../../../src/run/status.ts";
 import { bytes, count, duration, percent, rate, UNKNOWN } from "../format.ts";
 import { nowMs } from "../live.ts";
+import { Scroll } from "./scroll.tsx";
 
 /** Slowest first: the engine that needs a look is the first one seen. */
 export function Engines({ document: { engines, extraction } }: { document: StatusDocument }) {
@@ -14,7 +15,7 @@ export function Engines({ document: { engines, extraction } }: { document: Statu
         <h2 id="engines-title">Engines</h2>
         <p class="quiet">slowest first</p>
       </div>
-      <div class="scroll" role="region" aria-labelledby="engines-title" tabIndex={0}>
+      <Scroll label="Table of engines">
         <table class="engines">
           <thead>
             <tr>
@@ -70,7 +71,7 @@ export function Engines({ document: { engines, extraction } }: { document: Statu
             )}
           </tbody>
         </table>
-      </div>
+      </Scroll>
     </section>
   );
 }

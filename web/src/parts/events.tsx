@@ -3,6 +3,7 @@ import type { RunEvent } from "../../../src/run/status.ts";
 import { clockSeconds } from "../format.ts";
 import { events } from "../live.ts";
 import { keyOf } from "../window.ts";
+import { Scroll } from "./scroll.tsx";
 
 const SHOWN_MAX = 200;
 const LEVELS = ["debug", "info", "warn", "error"] as const;
@@ -48,7 +49,7 @@ export function Events() {
           </label>
         </div>
       </div>
-      <div class="scroll tall" role="region" aria-labelledby="events-title" tabIndex={0}>
+      <Scroll label="List of events" tall>
         <ul class="events">
           {shown.map((event) => (
             <li key={keyOf(event)} class={`event ${event.level}`}>
@@ -61,10 +62,12 @@ export function Events() {
             </li>
           ))}
           {shown.length === 0 && (
-            <li class="quiet">{events.value.length === 0 ? "Nothing has happened yet." : "No event matches."}</li>
+            <li class="quiet">
+              {events.value.length === 0 ? "Nothing has happened yet." : "No event matches."}
+            </li>
           )}
         </ul>
-      </div>
+      </Scroll>
     </section>
   );
 }

@@ -1,5 +1,6 @@
 import type { HistoryColumns } from "../../../src/monitor/history.ts";
 import { bytes, percent, rate } from "../format.ts";
+import { Scroll } from "./scroll.tsx";
 
 const ROWS_MAX = 40;
 
@@ -8,7 +9,7 @@ export function HistoryTable({ columns, budgetBytes }: { columns: HistoryColumns
   const every = Math.max(1, Math.ceil(columns.t.length / ROWS_MAX));
   const rows = columns.t.map((_, i) => i).filter((i) => (columns.t.length - 1 - i) % every === 0);
   return (
-    <div class="scroll tall" role="region" aria-labelledby="charts-title" tabIndex={0}>
+    <Scroll label="Table of what the charts show" tall>
       <table>
         <thead>
           <tr>
@@ -49,7 +50,7 @@ export function HistoryTable({ columns, budgetBytes }: { columns: HistoryColumns
           ))}
         </tbody>
       </table>
-    </div>
+    </Scroll>
   );
 }
 

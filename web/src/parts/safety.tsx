@@ -57,8 +57,8 @@ export function Safety({ document }: { document: StatusDocument }) {
           {count(s3.retries)}, {count(s3.throttled)} for SlowDown, {count(s3.lost_responses)} answers lost
         </Fact>
         <Fact term="upload">
-          {rate(s3.mb_per_s)} MB/s over {count(s3.inflight)} of {count(s3.limit)}; p50 {milliseconds(s3.p50_ms)}, p95{" "}
-          {milliseconds(s3.p95_ms)}
+          {rate(s3.mb_per_s)} MB/s over {count(s3.inflight)} of {count(s3.limit)}; p50{" "}
+          {milliseconds(s3.p50_ms)}, p95 {milliseconds(s3.p95_ms)}
         </Fact>
         <Fact term="in the store">
           {bytes(extraction.bytes.verified)} of {bytes(extraction.bytes.total)}

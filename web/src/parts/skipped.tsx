@@ -1,5 +1,6 @@
 import type { StatusDocument } from "../../../src/run/status.ts";
 import { count } from "../format.ts";
+import { Scroll } from "./scroll.tsx";
 
 /** Rows that will not be in the dataset, and why: nothing is left out in silence. */
 export function Skipped({ document: { extraction } }: { document: StatusDocument }) {
@@ -16,7 +17,9 @@ export function Skipped({ document: { extraction } }: { document: StatusDocument
         </p>
       </div>
       {rows.length === 0 ? (
-        <p class="quiet">{skipped === 0 ? "None so far." : "Decided before this session; see the plan's file."}</p>
+        <p class="quiet">
+          {skipped === 0 ? "None so far." : "Decided before this session; see the plan's file."}
+        </p>
       ) : (
         <>
           <ul class="reasons">
@@ -26,7 +29,7 @@ export function Skipped({ document: { extraction } }: { document: StatusDocument
               </li>
             ))}
           </ul>
-          <div class="scroll tall" role="region" aria-labelledby="skipped-title" tabIndex={0}>
+          <Scroll label="Table of skipped rows" tall>
             <table class="narrow">
               <thead>
                 <tr>
@@ -47,7 +50,7 @@ export function Skipped({ document: { extraction } }: { document: StatusDocument
                 ))}
               </tbody>
             </table>
-          </div>
+          </Scroll>
           {skipped > rows.length && <p class="quiet">The newest {count(rows.length)} of them.</p>}
         </>
       )}

@@ -1,0 +1,104 @@
+import { batchBytes, batchCount, type Plan, planTotals } from "../plan/plan.ts";
+import { assertBudget, Spool } from "../spool/spool.ts";
+import { openStore } from "../store/open.ts";
+import { type RetryOptions, withRetries } from "../store/retry.ts";
+import type { OpenedStore } from "../store/store.ts";
+import type { ExtractOptions, ExtractTools } from "./extract.ts";
+import { claimPart, isOfPart } from "./lease.ts";
+import { type PreparedRun, prepareRun } from "./prepare.ts";
+import { assertAttachments } from "./publish-inputs.ts";
+import { runIdOf } from "./record.ts";
+import { type Holdings, listHoldings } from "./remaining.ts";
+import { readSkips } from "./skips.ts";
+import { Tally } from "./tally.ts";
+
+/** At the start a person waits; later nobody does, and the retries have no end. */
+const START_RETRY_MS_MAX = 120_000;
+
+/** What stands once a run is known and counted, before its first batch. */
+export interface Opened {
+  store: OpenedStore;
+  prepared: PreparedRun;
+  runId: string;
+  spool: Spool;
+  holdings: Holdings;
+  tally: Tally;
+  /** Rows that earlier sessions skipped at run time. */
+  skippedBefore: number;
+}
+
+/**
+ * Opens store, inputs, plan and spool, and counts what is there, in an order in which each refusal leaves the store
+ * as it was: nothing is written to it here. What is opened is pushed to `closers`, also where a later step throws.
+ */
+export async function openRun(
+  options: ExtractOptions,
+  tools: ExtractTools,
+  closers: (() => Promise<void> | void)[],
+): Promise<Opened> {
+  const { board, log, stop, host, pidAlive } = tools;
+  const patience = startPatience(tools);
+  assertAttachments(options.attachments);
+  board.phase("planning", "opening the store");
+  const store = await openStore(options.spec);
+  closers.push(() => store.close());
+  await withRetries(() => store.check(stop), patience);
+
+  const prepared = await prepareRun(options.request, {
+    store,
+    runDirectory: options.runDirectory,
+    log,
+    onPhase: (phase) => board.phase("planning", phase),
+    signal: stop,
+  });
+  closers.push(() => prepared.rows.close());
+  const { plan } = prepared;
+  const runId = runIdOf(prepared.identity);
+  const totals = planTotals(plan);
+  assertBudget({
+    budgetBytes: options.spool.budgetBytes,
+    packBytesMax: totals.largestPackBytes,
+    engines: options.engines.length,
+  });
+
+  board.phase("planning", "looking for another run on this part");
+  await claimPart({ store, part: options.part, host, pidAlive, takeOver: options.takeOver, signal: stop });
+  const spool = await Spool.open({
+    ...options.spool,
+    owner: { runId, part: `${options.part.index}/${options.part.count}` },
+    log,
+    nowMs: tools.nowMs,
+  });
+  closers.push(() => spool.close());
+
+  board.phase("planning", "listing what the store holds");
+  const holdings = await listRun(store, plan, patience);
+  if (holdings.aliens.length > 0) log.warn("store.aliens", { count: holdings.aliens.length });
+  for (const { key, bytes, plannedBytes } of holdings.torn) {
+    log.error("store.torn", { key, bytes, planned_bytes: plannedBytes });
+  }
+  const tally = new Tally(plan, options.part, holdings.committed);
+  // What the plan skips belongs to no batch: the first part tells of it.
+  board.opened(runId, tally, options.part.index === 1 ? plan.skippedRows.length : 0);
+  const skipsOf = (batches: number[]) => withRetries(() => readSkips(store, batches, stop), patience);
+  const committedSkips = holdings.withSkips.filter((batch) => holdings.committed[batch]);
+  const ours = committedSkips.filter((batch) => isOfPart(batch, options.part));
+  const skippedBefore = await skipsOf(ours);
+  board.skipped(skippedBefore);
+  return { store, prepared, runId, spool, holdings, tally, skippedBefore: skippedBefore.length };
+}
+
+/** What the store holds of the plan now. */
+export function listRun(store: OpenedStore, plan: Plan, patience: RetryOptions): Promise<Holdings> {
+  const options = {
+    batches: batchCount(plan),
+    plannedBytes: (batch: number) => batchBytes(plan, batch),
+    signal: patience.signal,
+  };
+  return withRetries(() => listHoldings(store, options), patience);
+}
+
+/** Retries of a start: two minutes, then the person hears why. */
+export function startPatience({ log, random, nowMs, stop }: ExtractTools): RetryOptions {
+  return { signal: stop, deadlineMs: START_RETRY_MS_MAX, log, random, nowMs };
+}

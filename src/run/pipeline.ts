@@ -1,0 +1,97 @@
+import { type AdviceContext, BottleneckWatch } from "./bottleneck.ts";
+import { Rate } from "./rate.ts";
+import type { Bottleneck, StageStatus } from "./status.ts";
+import type { BoardSources } from "./status-board.ts";
+import type { Tally } from "./tally.ts";
+
+const RATE_WINDOW_S = 30;
+const UPLOADS_CEILING = 1_000;
+
+/** The five stages from compute to verify as they are now, and the verdict which of them limits the run. */
+export class Pipeline {
+  /** Bytes of packs: finished by an engine, accepted by the store, confirmed by it. */
+  readonly rates: Record<"produced" | "uploaded" | "verified", Rate>;
+  readonly #sources: BoardSources;
+  readonly #tally: Tally;
+  readonly #nowMs: () => number;
+  readonly #watch = new BottleneckWatch();
+
+  constructor(sources: BoardSources, tally: Tally, nowMs: () => number) {
+    this.#sources = sources;
+    this.#tally = tally;
+    this.#nowMs = nowMs;
+    const rate = () => new Rate(RATE_WINDOW_S, nowMs);
+    this.rates = { produced: rate(), uploaded: rate(), verified: rate() };
+  }
+
+  stages(): StageStatus[] {
+    const { spool, uploader, fleet, packStage } = this.#sources;
+    const stats = uploader.stats();
+    const compute = fleet()?.stage;
+    const produced = this.rates.produced.perSecond();
+    return [
+      {
+        name: "compute",
+        slots: compute?.slots ?? 0,
+        ...(compute?.seconds() ?? { busy: 0, starved: 0, blocked: 0 }),
+        queue: this.#tally.at.engine.batches,
+        capacity: null,
+        rate: produced,
+      },
+      {
+        name: "pack",
+        slots: 1,
+        ...packStage.seconds(),
+        queue: packStage.slots,
+        capacity: null,
+        rate: produced,
+      },
+      {
+        name: "disk",
+        slots: 1,
+        ...stats.stages.disk,
+        queue: spool.usage().waiting.count,
+        capacity: null,
+        rate: produced,
+      },
+      {
+        name: "upload",
+        slots: stats.limit,
+        ...stats.stages.upload,
+        queue: stats.queue,
+        capacity: stats.limit,
+        rate: this.rates.uploaded.perSecond(),
+      },
+      {
+        name: "verify",
+        slots: stats.limit,
+        ...stats.stages.verify,
+        queue: this.#tally.at.uploaded.batches,
+        capacity: null,
+        rate: this.rates.verified.perSecond(),
+      },
+    ];
+  }
+
+  /** Once a second: the verdict is about the last half minute. */
+  look(): void {
+    const stats = this.#sources.uploader.stats();
+    this.#watch.look({
+      atS: this.#nowMs() / 1000,
+      stages: this.stages(),
+      uploads: {
+        inflight: stats.inflight,
+        limit: stats.limit,
+        auto: stats.uploads === "auto",
+        ceiling: UPLOADS_CEILING,
+        requests: stats.requests.reduce((sum, { op, count }) => sum + (op === "put" ? count : 0), 0),
+        throttled: stats.throttled,
+        mbPerS: this.rates.uploaded.perSecond() / 1e6,
+      },
+    });
+  }
+
+  verdict(context: AdviceContext): Bottleneck {
+    return this.#watch.verdict(context);
+  }
+}

@@ -1,0 +1,110 @@
+import { type ChildProcess, spawn } from "node:child_process";
+import { existsSync } from "node:fs";
+import { createServer } from "node:net";
+import { fileURLToPath } from "node:url";
+import { type Browser, type BrowserContextOptions, chromium, type Page } from "playwright-core";
+
+const MONITOR_CHILD = fileURLToPath(new URL("monitor-child.mjs", import.meta.url));
+
+/** Headless Chromium: CHROME_PATH, or the one in an npm package, which needs no root. */
+export async function launchBrowser(): Promise<Browser> {
+  const executablePath = process.env.CHROME_PATH ?? (await packagedChromium());
+  // Its own flags are for single-process Lambda and switch web security off, which is what we test.
+  return await chromium.launch({ executablePath, args: ["--no-sandbox", "--disable-gpu"] });
+}
+
+async function packagedChromium(): Promise<string> {
+  const { default: packaged } = await import("@sparticuz/chromium");
+  return await packaged.executablePath();
+}
+
+export interface OpenedPage {
+  page: Page;
+  /** What the browser complained about: uncaught errors, policy violations. Lost connections are not among them. */
+  complaints: string[];
+  /** URLs asked of anyone. */
+  requested: string[];
+}
+
+/** Opens the page of a run, of a scripted monitor or of a real one, and waits for its first figures. */
+export async function openRunPage(
+  browser: Browser,
+  url: string,
+  options: BrowserContextOptions & { waitForRun?: boolean; clock?: boolean } = {},
+): Promise<OpenedPage> {
+  const { waitForRun = true, clock = false, ...contextOptions } = options;
+  const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, ...contextOptions });
+  const page = await context.newPage();
+  if (clock) await page.clock.install();
+  const complaints: string[] = [];
+  const requested: string[] = [];
+  page.on("pageerror", (error) => complaints.push(error.message));
+  page.on("console", (message) => {
+    if (message.type() === "error" && !/net::ERR_/.test(message.text())) complaints.push(message.text());
+  });
+  page.on("request", (request) => requested.push(request.url()));
+  await page.goto(url);
+  if (waitForRun) await page.getByTestId("state").waitFor();
+  return { page, complaints, requested };
+}
+
+export interface MonitorChild {
+  url: string;
+  port: number;
+  pid: number;
+  signal(signal: NodeJS.Signals): void;
+  /** SIGKILL, and wait until it is gone. */
+  kill(): Promise<void>;
+}
+
+/** A monitor over a scripted run, in a process of its own. */
+export async function startMonitorChild(
+  options: Record<string, unknown> = {},
+  port?: number,
+): Promise<MonitorChild> {
+  const wanted = port ?? (await freePort());
+  const child = spawn(process.execPath, [MONITOR_CHILD, String(wanted), JSON.stringify(options)], {
+    stdio: ["ignore", "pipe", "inherit"],
+  });
+  const url = await firstLine(child);
+  return {
+    url,
+    port: wanted,
+    pid: child.pid!,
+    signal: (signal) => void child.kill(signal),
+    kill: () =>
+      new Promise((resolve) => {
+        if (child.exitCode !== null || child.signalCode !== null) resolve();
+        child.once("exit", () => resolve());
+        child.kill("SIGKILL");
+      }),
+  };
+}
+
+export function pageIsBuilt(): boolean {
+  return existsSync(new URL("../../dist/web/index.html", import.meta.url));
+}
+
+function firstLine(child: ChildProcess): Promise<string> {
+  return new Promise((resolve, reject) => {
+    let text = "";
+    child.stdout!.on("data", (chunk: Buffer) => {
+      text += chunk.toString();
+      if (text.includes("\n")) resolve(text.split("\n")[0]!);
+    });
+    child.once("exit", (code) =>
+      reject(new Error(`the monitor child ended with ${code} before it listened`)),
+    );
+  });
+}
+
+function freePort(): Promise<number> {
+  return new Promise((resolve, reject) => {
+    const server = createServer();
+    server.on("error", reject);
+    server.listen(0, "127.0.0.1", () => {
+      const address = server.address();
+      server.close(() => resolve(typeof address === "object" && address ? address.port : 0));
+    });
+  });
+}
