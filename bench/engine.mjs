@@ -1,5 +1,5 @@
 // The onnx engine, through its protocol and into a file, against Hugging Face transformers in float32 on this CPU,
-// and against the rate of a bare float32 matrix product. `npm run bench -- engine [--threads N] [--rounds N]`.
+// and against the rate of a bare float32 matrix product. `npm run bench -- engine [--threads N] [--rounds N] [--batches N]`.
 import { spawn } from "node:child_process";
 import { existsSync, mkdirSync, rmSync, writeFileSync } from "node:fs";
 import { availableParallelism, cpus } from "node:os";
@@ -24,9 +24,6 @@ const BATCHES = [
   [6, 340],
   [16, 128],
   [4, 512],
-  [8, 250],
-  [2, 1_000],
-  [10, 200],
 ];
 /** Rows, columns and depth of the model's own products over a batch, and a square one. */
 const GEMMS = [
@@ -39,7 +36,8 @@ const GEMMS = [
 const { values: flags } = parseArgs({
   options: {
     threads: { type: "string", default: String(availableParallelism()) },
-    rounds: { type: "string", default: "5" },
+    rounds: { type: "string", default: "3" },
+    batches: { type: "string", default: String(BATCHES.length) },
     python: { type: "string" },
     gemm: { type: "boolean", default: false },
   },
@@ -51,11 +49,12 @@ else await compare();
 
 async function compare() {
   makeRandomLlama(MODEL);
-  const batches = BATCHES.map(([samples, tokens], b) =>
+  const shapes = BATCHES.slice(0, Number(flags.batches));
+  const batches = shapes.map(([samples, tokens], b) =>
     Array.from({ length: samples }, (_, s) => Array.from({ length: tokens }, (_, t) => idAt(b, s, t))),
   );
-  const tokens = BATCHES.reduce((sum, [samples, length]) => sum + samples * length, 0);
-  const gflop = BATCHES.reduce((sum, [samples, n]) => sum + samples * n * flopsPerToken(n), 0) / 1e9;
+  const tokens = shapes.reduce((sum, [samples, length]) => sum + samples * length, 0);
+  const gflop = shapes.reduce((sum, [samples, n]) => sum + samples * n * flopsPerToken(n), 0) / 1e9;
 
   const transformers = speakTo(python(), [join(ROOT, "bench/support/engine_transformers.py")]);
   const setup = { model: MODEL, threads, taps: TAPS, batches, gemms: GEMMS };
@@ -89,7 +88,7 @@ async function compare() {
   const rate = (tokensPerS) =>
     `${tokensPerS.toFixed(0).padStart(6)} tokens/s ${((tokensPerS * gflop) / tokens).toFixed(0).padStart(5)} GFLOP/s`;
   console.log(
-    `${cpus()[0]?.model}, ${threads} threads, ${tokens} tokens in ${BATCHES.length} batches a round`,
+    `${cpus()[0]?.model}, ${threads} threads, ${tokens} tokens in ${shapes.length} batches a round`,
   );
   console.log(`onnx engine (through the protocol, states written)  ${rate(best.engine)}`);
   console.log(`transformers f32, torch ${versions.torch}, hooks at the taps  ${rate(best.transformers)}`);

@@ -2,7 +2,7 @@
 """Makes the CUDA build of torch importable where no CUDA package is installed: cpu-torch.py PYTHON_SITE_PACKAGES
 
 The wheel's libraries name CUDA's shared objects as needed, some 3 GB of packages that a test on a CPU never calls.
-This puts an object of each needed name beside them in which every symbol exists and every function answers 100
+This puts an object of each needed name beside them in which every symbol exists and functions answer 100
 (cudaErrorNoDevice), and lets torch say that it is a CPU build.
 For tests only: an environment for a GPU takes the plain wheels. Needs gcc and readelf. Running it twice is harmless.
 """
@@ -15,13 +15,19 @@ from pathlib import Path
 
 ALWAYS_THERE = re.compile(r"^(lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s|gomp|python.*)\.so|ld-linux)")
 COMPILER_VERSION = re.compile(r"^(GLIBC|GLIBCXX|CXXABI|GCC|GOMP|OMP|OACC)_")
+#: What callers look at even though there is no device: texts of errors; whether a stream captures (no).
+ANSWERS = {"cudaGetErrorString": 'const char *{}() {{ return "no CUDA here"; }}',
+           "cudaGetErrorName": 'const char *{}() {{ return "cudaErrorNoDevice"; }}',
+           "cudaStreamIsCapturing": "int {}(void *stream, int *status) {{ return *status = 0; }}"}
+#: In each of our objects, to know them by.
+MARK = "forebay_stands_in_for_cuda"
 #: Symbols without a version that no library of torch defines may be those of the compiler's own libraries.
 SYSTEM_LIBRARIES = ("libstdc++.so.6", "libgcc_s.so.1", "libc.so.6", "libm.so.6")
 
 
 def main(site_packages):
     lib = site_packages / "torch" / "lib"
-    there = [path for path in sorted(lib.glob("*.so*")) if is_elf(path)]
+    there = [path for path in sorted(lib.glob("*.so*")) if is_elf(path) and not is_stub(path)]
     absent = {name for path in there for name in needed(path)} - {path.name for path in there}
     absent = sorted(name for name in absent if not ALWAYS_THERE.match(name))
     missing = missing_symbols(there, absent)
@@ -80,7 +86,7 @@ def version_owners(path):
 
 
 def compile_stub(path, missing):
-    lines = ["extern char _ZTVN10__cxxabiv117__class_type_infoE[] __attribute__((weak));"]
+    lines = [f"char {MARK};", "extern char _ZTVN10__cxxabiv117__class_type_infoE[] __attribute__((weak));"]
     by_version, names = {}, set()
     for symbol, version in missing:
         if version:
@@ -111,7 +117,7 @@ def definition(symbol, number):
         ]
     if symbol.startswith(("_ZTV", "_ZTS", "_ZTT", "_ZGV")):
         return [f"__attribute__((weak)) void *{symbol}[64];"]
-    return [f"long {symbol}() {{ return 100; }}"]
+    return [ANSWERS.get(symbol, "long {}() {{ return 100; }}").format(symbol)]
 
 
 def declare_cpu_build(version_file):
@@ -128,6 +134,10 @@ def needed(path):
 def is_elf(path):
     with path.open("rb") as file:
         return not path.is_symlink() and file.read(4) == b"\x7fELF"
+
+
+def is_stub(path):
+    return path.stat().st_size < 2**20 and MARK in symbols(path)[1]
 
 
 def run(*command):

@@ -2,7 +2,7 @@
 // Installs what the program and its tests need, pinned, each only where it is missing. Running it twice is harmless.
 //   node scripts/setup.mjs             npm packages and the S3 servers of the tests
 //   node scripts/setup.mjs --long      also versitygw (built with Go), for test:long and the benches
-//   node scripts/setup.mjs --python    also the Python environment of the torch engines, in .venv
+//   node scripts/setup.mjs --python    also the Python environment of the transformers engine, in .cache/venv
 import { spawnSync } from "node:child_process";
 import { createHash } from "node:crypto";
 import { existsSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
@@ -12,7 +12,14 @@ import { fileURLToPath } from "node:url";
 const ROOT = dirname(dirname(fileURLToPath(import.meta.url)));
 const S3_DIRECTORY = join(ROOT, ".cache/s3");
 const S3_REQUIREMENTS = join(ROOT, "scripts/requirements-s3.txt");
+const PYTHON_REQUIREMENTS = join(ROOT, "scripts/requirements-python.txt");
+const UV_REQUIREMENTS = join(ROOT, "scripts/requirements-uv.txt");
+const CPU_TORCH = join(ROOT, "scripts/cpu-torch.py");
+const VENV_DIRECTORY = join(ROOT, ".cache/venv");
 const VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0";
+
+/** The interpreter of what setupPython installs. */
+export const VENV_PYTHON = join(VENV_DIRECTORY, "bin/python");
 
 /** node_modules as package-lock.json says. Throws where npm fails: nothing works without them. */
 export function setupPackages() {
@@ -54,9 +61,27 @@ export function setupVersitygw() {
   });
 }
 
-/** The pinned Python environment of the torch engines, in .venv. Returns as setupS3Servers. */
+/**
+ * The pinned Python environment of the transformers engine and of the Python tests, in .cache/venv: torch (1.9 GB on
+ * disk), transformers, and what the tests hold our files against. Returns as setupS3Servers.
+ */
 export function setupPython() {
-  return true;
+  const stamp = join(VENV_DIRECTORY, ".installed");
+  const sources = [PYTHON_REQUIREMENTS, UV_REQUIREMENTS, CPU_TORCH].map((file) => readFileSync(file));
+  const wanted = createHash("sha256").update(Buffer.concat(sources)).digest("hex");
+  if (existsSync(stamp) && readFileSync(stamp, "utf8") === wanted && existsSync(VENV_PYTHON)) return true;
+  console.error("setup: installing torch and transformers for the tests (about a minute)");
+  return attempt("the Python environment", () => {
+    run("python3", ["-m", "venv", VENV_DIRECTORY]);
+    const checked = ["install", "--quiet", "--no-deps", "--require-hashes"];
+    run(VENV_PYTHON, ["-m", "pip", "--disable-pip-version-check", ...checked, "-r", UV_REQUIREMENTS]);
+    run(VENV_PYTHON, ["-m", "uv", "pip", ...checked, "--python", VENV_PYTHON, "-r", PYTHON_REQUIREMENTS]);
+    const purelib = "import sysconfig; print(sysconfig.get_paths()['purelib'])";
+    const { stdout } = spawnSync(VENV_PYTHON, ["-c", purelib], { encoding: "utf8" });
+    run(VENV_PYTHON, [CPU_TORCH, stdout.trim()]);
+    run(VENV_PYTHON, ["-c", "import torch, transformers"]);
+    writeFileSync(stamp, wanted);
+  });
 }
 
 /**

@@ -7,7 +7,7 @@ import { existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
-import { setupPackages, setupPython, setupS3Servers, setupVersitygw } from "./setup.mjs";
+import { setupPackages, setupPython, setupS3Servers, setupVersitygw, VENV_PYTHON } from "./setup.mjs";
 
 const ROOT = dirname(dirname(fileURLToPath(import.meta.url)));
 const args = process.argv.slice(2);
@@ -19,6 +19,7 @@ const vitestFilters = filters.filter((filter) => !filter.startsWith("python/"));
 
 setupPackages();
 setupS3Servers();
+const hasPython = setupPython();
 if (long) setupVersitygw();
 const { build } = await import("./build.mjs");
 
@@ -62,12 +63,10 @@ function runVitest() {
 }
 
 function runPytest() {
-  if (!setupPython()) return { passed: 0, failed: 1 };
-  const venv = join(ROOT, ".venv/bin/python");
+  if (!hasPython) return { passed: 0, failed: 1 };
   const report = temporaryFile("pytest.xml");
-  const python = existsSync(venv) ? venv : "python3";
   const tests = pythonFilters.length > 0 ? pythonFilters : ["python"];
-  const status = run(python, ["-m", "pytest", "-q", `--junitxml=${report.path}`, ...tests]);
+  const status = run(VENV_PYTHON, ["-m", "pytest", "-q", `--junitxml=${report.path}`, ...tests]);
   const xml = existsSync(report.path) ? readFileSync(report.path, "utf8") : "";
   report.remove();
   const count = (name) => Number(new RegExp(`<testsuite[^>]* ${name}="(\\d+)"`).exec(xml)?.[1] ?? 0);

@@ -24,9 +24,11 @@ for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"] as const) {
 
 // A reader that went away (`forebay logs | head`, a closed terminal) ends a look, but never a run.
 const closed = { stdout: false, stderr: false };
+let outlivesReader = false;
 for (const name of ["stdout", "stderr"] as const) {
   process[name].on("error", () => {
     closed[name] = true;
+    if (name === "stdout" && !outlivesReader) process.exit(EXIT.done);
   });
 }
 
@@ -61,8 +63,13 @@ async function main(argv: string[]): Promise<number> {
         "\n8 disk, 9 integrity, 75 try again later, 78 configuration, 130/143 stopped by a signal",
     );
   for (const spec of VERBS) {
-    register(program, spec, io, (code) => {
-      exitCode = code;
+    register(program, spec, io, {
+      begin: (verb) => {
+        outlivesReader = verb.outlivesReader === true;
+      },
+      done: (code) => {
+        exitCode = code;
+      },
     });
   }
   try {

@@ -209,9 +209,33 @@ describe("bad input is answered, and the engine lives on", () => {
     const samples = [{ row: 1, ids: [5], offset: 0 }];
     const missing = await engine.extract({ attempt: 0, file: join(scratch, "none"), samples });
     expect(missing.failed).toMatchObject([{ row: 1, kind: "io", errno: "ENOENT" }]);
-    const full = await engine.extract({ attempt: 0, file: "/dev/full", samples });
-    // /dev/full has no size, so it is refused before it is written.
-    expect(full.failed).toMatchObject([{ row: 1, kind: "bad-request" }]);
+    expect(engine.usable).toBe(true);
+  });
+
+  it("a disk that is full fails its own request only, alone or in one forward with others, whole or in chunks", async () => {
+    const engine = await start("random-llama", [0], { prefill_chunk_tokens: 64 });
+    const request = (file: string, lengths: number[]) => ({
+      attempt: 0,
+      file,
+      samples: lengths.map((tokens, row) => ({
+        row,
+        ids: Array.from({ length: tokens }, () => 1),
+        offset: 0,
+      })),
+    });
+    const good = scratchFile(100 * 64 * 2);
+    const answers = await Promise.all([
+      engine.extract(request("/dev/full", [1, 5])),
+      engine.extract(request(good, [1, 5])),
+      engine.extract(request("/dev/full", [100])),
+      engine.extract(request(good, [100])),
+    ]);
+    expect(answers.map(({ failed }) => failed.map(({ kind, errno }) => `${kind} ${errno}`))).toEqual([
+      ["io ENOSPC", "io ENOSPC"],
+      [],
+      ["io ENOSPC"],
+      [],
+    ]);
     expect(engine.usable).toBe(true);
   });
 

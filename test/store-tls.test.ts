@@ -43,14 +43,16 @@ it("refuses a certificate that it cannot check, and says where a private authori
 });
 
 it("says so where http is spoken to a TLS port and the other way round", async () => {
-  for (const endpoint of [
-    proxy.endpoint.replace("https", "http"),
-    server.endpoint.replace("http", "https"),
-  ]) {
+  for (const [endpoint, kind] of [
+    [proxy.endpoint.replace("https", "http"), /^(corrupt-answer|unreachable)$/],
+    [server.endpoint.replace("http", "https"), /^not-a-store$/],
+  ] as const) {
     const store = await openStore(specOf({ endpoint }, bucket, "mixed"), {
       credentials: credentialsOf(server),
     });
-    expect((await storeErrorOf(store.head("x"))).message).toContain(endpoint);
+    const error = await storeErrorOf(store.head("x"));
+    expect(error.kind).toMatch(kind);
+    expect(error.message).toContain(endpoint);
     store.close();
   }
 });

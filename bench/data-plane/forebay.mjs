@@ -99,6 +99,7 @@ console.log(
     rss_bytes: process.resourceUsage().maxRSS * 1024,
     limit: stats.limit,
     retries: stats.retries,
+    stages: stats.stages,
   }),
 );
 await uploader.close();

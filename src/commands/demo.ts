@@ -19,6 +19,7 @@ const ADDRESS = `file:${DIRECTORY}/demo`;
 export const demo: VerbSpec = {
   name: "demo",
   settings: null,
+  outlivesReader: true,
   summary: "a whole run in a minute: a tiny trained model, 200 conversations, two engines, a local directory",
   examples: ["forebay demo", "forebay demo --json"],
   async run(call) {

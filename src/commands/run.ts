@@ -24,6 +24,7 @@ const PRINT_SETTINGS: [string, string] = [
 export const run: VerbSpec = {
   name: "run",
   settings: "run",
+  outlivesReader: true,
   summary: "extract a dataset's hidden states into a store; the same command resumes",
   arguments: [["[address]", "s3://bucket/prefix/name or file:directory/name"]],
   options: [PRINT_SETTINGS],
@@ -39,6 +40,7 @@ export const run: VerbSpec = {
 export const resume: VerbSpec = {
   name: "resume",
   settings: "resume",
+  outlivesReader: true,
   summary: "go on with a run from the store alone, on any machine",
   arguments: [["[address]", "the run"]],
   options: [PRINT_SETTINGS],

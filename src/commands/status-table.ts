@@ -8,9 +8,12 @@ import { countText, secondsText } from "./progress-lines.ts";
 export function statusTable(document: StatusDocument, parts: StatusDocument[], source: string): string[] {
   const { run, extraction, spool, s3, bottleneck } = document;
   const { tokens, batches, eta } = extraction;
+  // Of a run that has ended, or fell silent, only what stands is told: rates and advice would be history.
+  const going = run.exit_code === null && run.state !== "lost";
+  const ifGoing = (text: string) => (going ? text : null);
   const facts: [string, string | null][] = [
     ["run", `${run.address} (${run.id})`],
-    ["state", `${run.state}${run.exit_code === null ? `, ${run.phase}` : ""}, since ${run.state_since}`],
+    ["state", `${run.state}${going ? `, ${run.phase}` : ""}, since ${run.state_since}`],
     ["reason", run.reason],
     ["next", run.action],
     [
@@ -20,28 +23,36 @@ export function statusTable(document: StatusDocument, parts: StatusDocument[], s
         `${countText(tokens.done)} of ${countText(tokens.total)} tokens`,
     ],
     ["skipped", extraction.skipped === 0 ? null : countText(extraction.skipped)],
-    ["rate", `${countText(Math.round(tokens.rate))} tokens/s, ${extraction.agg_rate.toFixed(1)} samples/s`],
-    ["to go", eta.p50_s === null ? eta.reason || "unknown" : `${secondsText(eta.p50_s)} (${eta.reason})`],
+    [
+      "rate",
+      ifGoing(`${countText(Math.round(tokens.rate))} tokens/s, ${extraction.agg_rate.toFixed(1)} samples/s`),
+    ],
+    [
+      "to go",
+      ifGoing(eta.p50_s === null ? eta.reason || "unknown" : `${secondsText(eta.p50_s)} (${eta.reason})`),
+    ],
     [
       "spool",
       `${countText(spool.files)} packs, ${formatBytes(spool.bytes)} of ${formatBytes(spool.budget_bytes)}`,
     ],
     [
       "upload",
-      `${s3.mb_per_s.toFixed(1)} MB/s, ${s3.inflight} of ${s3.limit} connections, ${countText(s3.retries)} retries`,
+      ifGoing(
+        `${s3.mb_per_s.toFixed(1)} MB/s, ${s3.inflight} of ${s3.limit} connections, ${countText(s3.retries)} retries`,
+      ),
     ],
     [
       "store",
       s3.publish_mode === null ? null : `${s3.publish_mode}, verified by ${s3.verify_mode ?? "unknown"}`,
     ],
-    ["limit", bottleneck.stage === null ? null : `${bottleneck.stage}: ${bottleneck.advice}`],
-    ["page", run.page_url],
+    ["limit", bottleneck.stage === null ? null : ifGoing(`${bottleneck.stage}: ${bottleneck.advice}`)],
+    ["page", run.page_url === null ? null : ifGoing(run.page_url)],
     ["directory", `${run.host}:${run.run_directory}`],
     ["as of", `${document.generated_at}, from ${source}`],
   ];
   const lines = tableLines(facts.flatMap(([name, value]) => (value === null ? [] : [[name, value]])));
   if (parts.length > 1) lines.push("", ...partLines(parts));
-  if (document.engines.length > 0) lines.push("", ...engineLines(document));
+  if (going && document.engines.length > 0) lines.push("", ...engineLines(document));
   for (const { level, text } of document.alerts) lines.push(`${level}: ${text}`);
   return lines.map((line) => plainText(line).replaceAll("\n", " "));
 }

@@ -9,6 +9,7 @@ export const superviseVerb: VerbSpec = {
   name: "supervise",
   settings: null,
   hidden: true,
+  outlivesReader: true,
   summary: "one supervisor as launch.json says (started by the keeper behind --detach)",
   arguments: [["<directory>", "the run directory"]],
   examples: ["forebay supervise ~/.local/state/forebay/name-1a2b3c4d"],

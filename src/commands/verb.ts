@@ -20,6 +20,8 @@ export interface VerbSpec {
   /** Whole command lines, shown under --help. */
   examples: string[];
   hidden?: boolean;
+  /** True for verbs that must go on when nobody reads their output any more. */
+  outlivesReader?: boolean;
   /** Resolves with the exit code. */
   run(call: Call): Promise<number>;
 }
@@ -36,7 +38,13 @@ export interface Call {
   address: string | null;
 }
 
-export function register(program: Command, spec: VerbSpec, io: Io, done: (exitCode: number) => void): void {
+/** Makes a commander command of `spec`; `begin` hears which verb it is before it runs, `done` how it ended. */
+export function register(
+  program: Command,
+  spec: VerbSpec,
+  io: Io,
+  on: { begin: (spec: VerbSpec) => void; done: (exitCode: number) => void },
+): void {
   const command = program.command(spec.name, { hidden: spec.hidden ?? false }).description(spec.summary);
   for (const [notation, description] of spec.arguments ?? []) command.argument(notation, description);
   for (const [flags, description] of spec.options ?? []) command.option(flags, description);
@@ -44,7 +52,8 @@ export function register(program: Command, spec: VerbSpec, io: Io, done: (exitCo
   command.option("--json", "data as JSON on stdout");
   command.addHelpText("after", `\nExamples:\n${spec.examples.map((line) => `  $ ${line}`).join("\n")}`);
   command.action(async () => {
-    done(await spec.run(makeCall(spec, command, io)));
+    on.begin(spec);
+    on.done(await spec.run(makeCall(spec, command, io)));
   });
 }
 

@@ -1,4 +1,5 @@
 /** What Python's str.isspace() holds; JavaScript's \s differs in U+001C to U+001F, U+0085 and U+FEFF. */
+// biome-ignore lint/suspicious/noControlCharactersInRegex: they are what it is about
 const SPACE = /[\t-\r\x1c- \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]/;
 
 /** Python's str.lstrip: spaces, or any of `chars`, off the start. */

@@ -30,28 +30,32 @@ interface Waiting {
 
 class TokenizeWorker {
   readonly #worker: Worker;
-  /** In the order sent, which is the order of the answers. */
-  readonly #waiting: Waiting[] = [];
+  /** By number: chunks of one thread overlap, so a short one may overtake. */
+  readonly #waiting = new Map<number, Waiting>();
+  #sent = 0;
 
   constructor(options: ChunkTokenizerOptions) {
     this.#worker = new Worker(workerEntry(), { workerData: options });
-    this.#worker.on("message", (answer: { tokens?: TokenChunk; failed?: string }) => {
-      const next = this.#waiting.shift();
-      if (answer.tokens) next?.resolve(answer.tokens);
-      else next?.reject(new Error(`tokenising failed: ${answer.failed}`));
+    this.#worker.on("message", (answer: { id: number; tokens?: TokenChunk; failed?: string }) => {
+      const waiting = this.#waiting.get(answer.id);
+      this.#waiting.delete(answer.id);
+      if (answer.tokens) waiting?.resolve(answer.tokens);
+      else waiting?.reject(new Error(`tokenising failed: ${answer.failed}`));
     });
     this.#worker.on("error", (error) => this.#fail(error as Error));
     this.#worker.on("exit", () => this.#fail(new Error("a tokenising thread ended early")));
   }
 
   get load(): number {
-    return this.#waiting.length;
+    return this.#waiting.size;
   }
 
   send(chunk: ConversationChunk): Promise<TokenChunk> {
     return new Promise((resolve, reject) => {
-      this.#waiting.push({ resolve, reject });
-      this.#worker.postMessage(chunk);
+      const id = this.#sent;
+      this.#sent += 1;
+      this.#waiting.set(id, { resolve, reject });
+      this.#worker.postMessage({ id, chunk });
     });
   }
 
@@ -60,7 +64,8 @@ class TokenizeWorker {
   }
 
   #fail(error: Error): void {
-    for (const each of this.#waiting.splice(0)) each.reject(error);
+    for (const waiting of this.#waiting.values()) waiting.reject(error);
+    this.#waiting.clear();
   }
 }
 

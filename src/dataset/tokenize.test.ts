@@ -237,7 +237,7 @@ describe("the shapes of conversations", () => {
     [
       "a content that is no text",
       { messages: [{ role: "assistant", content: 7 }] },
-      "the template refuses it",
+      "the content of message 0 is no text",
     ],
     ["a list", [1], "the row is no object"],
   ])("a row with %s is refused, counted and left out", async (_, row, reason) => {

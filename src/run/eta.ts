@@ -127,9 +127,11 @@ function known(p10S: number, p50S: number, p90S: number, nowMs: number, reason: 
 function notYetBecause(log: EtaLog, nowS: number): string | null {
   const batches = log.computed.reduce((sum, mark) => sum + mark.batches, 0);
   const elapsedS = nowS - log.startS;
-  if (batches < BATCHES_MIN || elapsedS < SECONDS_MIN) {
-    return `measuring: ${batches} of ${BATCHES_MIN} batches, ${Math.floor(elapsedS)} of ${SECONDS_MIN} s`;
-  }
+  const missing = [
+    batches < BATCHES_MIN ? `${batches} of ${BATCHES_MIN} batches` : null,
+    elapsedS < SECONDS_MIN ? `${Math.floor(elapsedS)} of ${SECONDS_MIN} s` : null,
+  ].filter((text) => text !== null);
+  if (missing.length > 0) return `measuring: ${missing.join(", ")}`;
   const newestS = Math.max(...[...log.computed.slice(-1), ...log.verified.slice(-1)].map((mark) => mark.atS));
   const silenceS = nowS - newestS;
   const usualS = (newestS - log.startS) / batches;

@@ -28,7 +28,7 @@ export class BufferPool {
   /** A buffer of at least `bytes`, or null while too much is in flight. */
   take(bytes: number): SharedArrayBuffer | null {
     const size = sizeClass(bytes);
-    const spare = this.#free.find((buffer) => buffer.byteLength === size);
+    const spare = this.#free.findLast((buffer) => buffer.byteLength === size);
     if (this.#busyBytes > 0 && this.#busyBytes + size > this.#bytesMax) return null;
     if (spare) this.#free.splice(this.#free.indexOf(spare), 1);
     else this.#trim(size);

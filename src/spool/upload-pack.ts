@@ -55,6 +55,8 @@ export interface AttemptTools {
   signal: AbortSignal;
   /** Monotonic, ms. */
   nowMs: () => number;
+  /** Runs one reader of the thread after the other: side by side they only delay each other's sending. */
+  readTurn?: <T>(read: () => Promise<T>) => Promise<T>;
 }
 
 /** What we are about to publish, from the file's own bytes. */
@@ -92,7 +94,8 @@ export async function uploadPack(job: UploadJob, tools: AttemptTools): Promise<A
       // Before the file is read: while the store is down, a try costs one small request.
       taken = (await timed("verify", () => store.head(key, signal))) !== null;
     }
-    const own = await timed("disk", () => readOwn(job, tools.buffer));
+    const { readTurn = (read) => read() } = tools;
+    const own = await readTurn(() => timed("disk", () => readOwn(job, tools.buffer)));
     if ("reason" in own) return done({ kind: "spoiled", reason: own.reason });
 
     let how: "created" | "ours" | "already" = "created";

@@ -36,6 +36,7 @@ const aborts = new Map<number, AbortController>();
 
 let opening: Promise<OpenedStore> | null = null;
 let generation = 0;
+let lastRead: Promise<unknown> = Promise.resolve();
 
 parentPort!.on("message", (message: ToUploadWorker) => {
   if (message.kind === "abort") aborts.get(message.id)?.abort();
@@ -50,8 +51,8 @@ async function attempt(message: ToUploadWorker & { kind: "upload" }): Promise<vo
   let result: AttemptResult;
   try {
     const metered = meterStore(await storeAt(message.generation), (sample) => requests.push(sample), nowMs);
-    const tools = { store: metered, buffer: Buffer.from(message.buffer), signal: abort.signal, nowMs };
-    result = await uploadPack(job, tools);
+    const buffer = Buffer.from(message.buffer);
+    result = await uploadPack(job, { store: metered, buffer, signal: abort.signal, nowMs, readTurn });
   } catch (error) {
     // uploadPack answers every failure; what arrives here is a store that cannot even be opened.
     const wire = toWire(error, { op: "open store", subject: job.path, exit: EXIT.store });
@@ -63,6 +64,12 @@ async function attempt(message: ToUploadWorker & { kind: "upload" }): Promise<vo
   }
   aborts.delete(id);
   parentPort!.postMessage({ id, result, requests } satisfies FromUploadWorker);
+}
+
+function readTurn<T>(read: () => Promise<T>): Promise<T> {
+  const turn = lastRead.then(read);
+  lastRead = turn.catch(() => {});
+  return turn;
 }
 
 /** The thread's store, opened by its first attempt. */

@@ -1,20 +1,19 @@
 import { availableParallelism } from "node:os";
-import { Worker } from "node:worker_threads";
 import { fullJitterMs } from "../base/backoff.ts";
 import { describeError, EXIT, type ExitCode, RunError } from "../base/errors.ts";
 import type { Log } from "../base/log.ts";
-import type { StageSeconds } from "../base/stage.ts";
 import type { StoreErrorKind, StoreSpec, StoreTraits } from "../store/store.ts";
 import { BufferPool } from "./buffer-pool.ts";
 import { type ErrorWire, fromWire, toWire } from "./error-wire.ts";
 import { workerUrl } from "./files-client.ts";
-import { Latency } from "./latency.ts";
 import { Limiter, UPLOADS_MAX } from "./limiter.ts";
 import type { RequestSample } from "./metered-store.ts";
 import type { PackExpectation } from "./pack-check.ts";
 import { describeDisk, type ReadyPack, type Spool } from "./spool.ts";
+import { StoreGate } from "./store-gate.ts";
 import type { AttemptOutcome, AttemptResult } from "./upload-pack.ts";
-import type { FromUploadWorker, ToUploadWorker, UploadWorkerData } from "./upload-worker.ts";
+import { type UploadFigures, UploadTally } from "./upload-tally.ts";
+import { UploadThreads } from "./upload-threads.ts";
 
 export type Uploads = "auto" | number;
 
@@ -61,30 +60,13 @@ export type UploaderEvent =
   /** Cannot go on (exit identity, disk): stop the run. Files are kept. */
   | { kind: "failed"; error: RunError };
 
-export interface UploaderStats {
+export interface UploaderStats extends UploadFigures {
   /** Packs handed over and not yet committed, those in flight and stuck included. */
   queue: number;
   inflight: number;
   inflightBytes: number;
   limit: number;
   uploads: Uploads;
-  uploadedBytes: number;
-  committedBytes: number;
-  committed: number;
-  retries: number;
-  throttled: number;
-  /** PUTs that had succeeded though their answer was lost. */
-  lostResponses: number;
-  /** Verifications that did not find what was sent. */
-  verifyFailures: number;
-  /** Of PUTs, over the newest 512. */
-  putP50Ms: number | null;
-  putP95Ms: number | null;
-  /** Seconds over all connections; `disk` is reading and deleting, blocked while engines wait for room. */
-  stages: { disk: StageSeconds; upload: StageSeconds; verify: StageSeconds };
-  requests: { op: RequestSample["op"]; outcome: RequestSample["outcome"]; count: number }[];
-  retryReasons: { reason: string; count: number }[];
-  requestSeconds: ReturnType<Latency["histogram"]>;
   health: "ok" | "down" | "blocked";
   /** Batches whose key needs a person. */
   stuck: number[];
@@ -106,27 +88,9 @@ interface Entry {
 
 interface Flight {
   entry: Entry;
-  thread: Thread;
   buffer: SharedArrayBuffer;
   isProbe: boolean;
 }
-
-interface Thread {
-  worker: Worker;
-  flights: Set<number>;
-}
-
-/** While the store does not serve us, one attempt at a time finds out when it does again. */
-interface Gate {
-  kind: "down" | "blocked";
-  reason: string;
-  failures: number;
-  notBeforeMs: number;
-}
-
-/** So many failures in a row, over all packs, mean that it is the store and not one request. */
-const DOWN_AFTER_FAILURES = 3;
-const THREAD_DEATHS_MAX = 5;
 
 /**
  * Takes packs from ready/ to the store: upload, verify, evict, each step only after the one before it is proven.
@@ -137,32 +101,18 @@ export class Uploader {
   readonly #options: Required<UploaderOptions>;
   readonly #entries = new Map<number, Entry>();
   readonly #flights = new Map<number, Flight>();
-  readonly #threads: Thread[] = [];
+  readonly #threads: UploadThreads;
   readonly #pool: BufferPool;
-  readonly #puts = new Latency();
-  readonly #requests = new Latency();
-  readonly #requestCounts = new Map<string, number>();
-  readonly #retryReasons = new Map<string, number>();
-  readonly #stages = { disk: stageSeconds(), upload: stageSeconds(), verify: stageSeconds() };
-  readonly #totals = {
-    uploadedBytes: 0,
-    committedBytes: 0,
-    committed: 0,
-    retries: 0,
-    throttled: 0,
-    lostResponses: 0,
-    verifyFailures: 0,
-  };
+  readonly #gate: StoreGate;
+  readonly #tally: UploadTally;
   #limiter: Limiter;
   #uploads: Uploads;
-  #gate: Gate | null = null;
-  #failuresInARow = 0;
+  /** By the store's Retry-After. */
   #notBeforeMs = 0;
+  /** Rises when the credentials are to be read anew. */
   #generation = 0;
   #nextId = 0;
-  #threadDeaths = 0;
   #timer: NodeJS.Timeout | null = null;
-  #accountedMs: number;
   #changed: (() => void)[] = [];
   #events: UploaderEvent[] = [];
   /** Something failed that more attempts would only repeat: nothing new is started. */
@@ -180,8 +130,15 @@ export class Uploader {
     this.#pool = new BufferPool(options.inflightBytes);
     this.#uploads = checkUploads(options.uploads);
     this.#limiter = limiterFor(options.uploads);
-    this.#accountedMs = options.nowMs();
-    for (let i = 0; i < this.#options.threads; i += 1) this.#startThread();
+    this.#gate = new StoreGate(this.#options);
+    this.#tally = new UploadTally(options.nowMs());
+    this.#threads = new UploadThreads({
+      count: this.#options.threads,
+      url: this.#options.threadUrl,
+      spec: options.spec,
+      onAnswer: ({ id, result, requests }) => this.#land(id, result, requests),
+      onDeath: (death) => this.#mourn(death),
+    });
   }
 
   /**
@@ -214,7 +171,10 @@ export class Uploader {
     this.#launch();
   }
 
-  /** Resolves when every pack is committed or stuck at its key, or after `failed` or `close`. Rejects with the signal's reason. */
+  /**
+   * Resolves when every pack is committed or stuck at its key, or after `failed` or `close`.
+   * Rejects with the signal's reason.
+   */
   async idle(signal?: AbortSignal): Promise<void> {
     while (
       !this.#closed &&
@@ -246,9 +206,7 @@ export class Uploader {
   async close(): Promise<void> {
     this.#closed = true;
     if (this.#timer) clearTimeout(this.#timer);
-    for (const [id, { thread }] of this.#flights) {
-      thread.worker.postMessage({ kind: "abort", id } satisfies ToUploadWorker);
-    }
+    for (const id of this.#flights.keys()) this.#threads.abort(id);
     // An attempt may be at its unlink: its answer is worth a moment, so that the spool's ledger stays right.
     const patience = AbortSignal.timeout(2_000);
     try {
@@ -256,30 +214,23 @@ export class Uploader {
     } catch {
       // The thread hangs in a request or a file call: ending it is safe at any point.
     }
-    await Promise.all(this.#threads.map(({ worker }) => worker.terminate()));
+    await this.#threads.close();
     for (const wake of this.#changed.splice(0)) wake();
   }
 
   stats(): UploaderStats {
     this.#account();
-    const disk = { ...this.#stages.disk, blocked: this.#options.spool.usage().waitedSeconds };
+    const figures = this.#tally.figures();
+    // Engines that wait for room wait for the disk stage.
+    figures.stages.disk.blocked = this.#options.spool.usage().waitedSeconds;
     return {
-      ...this.#totals,
+      ...figures,
       queue: this.#entries.size,
       inflight: this.#flights.size,
       inflightBytes: this.#pool.busyBytes,
       limit: this.#limiter.limit,
       uploads: this.#uploads,
-      putP50Ms: this.#puts.percentileMs(0.5),
-      putP95Ms: this.#puts.percentileMs(0.95),
-      stages: { disk, upload: { ...this.#stages.upload }, verify: { ...this.#stages.verify } },
-      requests: [...this.#requestCounts].map(([name, count]) => {
-        const [op, outcome] = name.split(" ") as [RequestSample["op"], RequestSample["outcome"]];
-        return { op, outcome, count };
-      }),
-      retryReasons: [...this.#retryReasons].map(([reason, count]) => ({ reason, count })),
-      requestSeconds: this.#requests.histogram(),
-      health: this.#gate?.kind ?? "ok",
+      health: this.#gate.state,
       stuck: [...this.#entries.values()].filter((e) => e.state === "stuck").map((e) => e.pack.batch),
     };
   }
@@ -292,13 +243,15 @@ export class Uploader {
     let wakeMs = Number.POSITIVE_INFINITY;
     for (const entry of this.#entries.values()) {
       if (entry.state === "flying" || entry.state === "leaving") continue;
-      const gateMs = this.#gate && entry.state !== "stuck" ? this.#gate.notBeforeMs : 0;
-      const dueMs = Math.max(this.#gate ? 0 : entry.notBeforeMs, gateMs, this.#notBeforeMs);
+      // While the gate is closed the one probe goes by the gate's clock, and stuck packs wait for the store.
+      const isOpen = this.#gate.state === "ok";
+      if (!isOpen && entry.state === "stuck") continue;
+      const dueMs = Math.max(isOpen ? entry.notBeforeMs : this.#gate.notBeforeMs, this.#notBeforeMs);
       if (dueMs > nowMs) {
         wakeMs = Math.min(wakeMs, dueMs);
         continue;
       }
-      if (this.#gate && (entry.state === "stuck" || this.#isProbing())) continue;
+      if (!isOpen && this.#isProbing()) break;
       if (this.#flights.size >= this.#limiter.limit) {
         this.#limiter.observe(nowMs, true);
         break;
@@ -314,15 +267,13 @@ export class Uploader {
   }
 
   #start(entry: Entry, buffer: SharedArrayBuffer): void {
-    const thread = this.#threads.reduce((a, b) => (b.flights.size < a.flights.size ? b : a));
     const id = this.#nextId++;
-    const isProbe = this.#gate !== null;
-    if (this.#gate?.kind === "blocked") this.#generation += 1;
+    const isProbe = this.#gate.state !== "ok";
+    if (this.#gate.state === "blocked") this.#generation += 1;
     entry.state = "flying";
     entry.attempts += 1;
-    this.#flights.set(id, { entry, thread, buffer, isProbe });
-    thread.flights.add(id);
-    thread.worker.postMessage({
+    this.#flights.set(id, { entry, buffer, isProbe });
+    this.#threads.send({
       kind: "upload",
       id,
       job: {
@@ -334,7 +285,7 @@ export class Uploader {
       },
       buffer,
       generation: this.#generation,
-    } satisfies ToUploadWorker);
+    });
   }
 
   #land(id: number, result: AttemptResult, requests: readonly RequestSample[]): void {
@@ -342,16 +293,10 @@ export class Uploader {
     if (!flight) return;
     this.#account();
     this.#flights.delete(id);
-    flight.thread.flights.delete(id);
     this.#pool.give(flight.buffer);
-    for (const request of requests) this.#count(request);
-    const { disk, upload, verify } = result.seconds;
-    this.#stages.disk.busy += disk;
-    this.#stages.upload.busy += upload;
-    this.#stages.verify.busy += verify;
-    this.#stages.verify.starved += disk + upload;
+    this.#tally.attempt(result.seconds, requests);
     if (result.uploadedBytes > 0) {
-      this.#totals.uploadedBytes += result.uploadedBytes;
+      this.#tally.uploadedBytes += result.uploadedBytes;
       this.#emit({ kind: "uploaded", batch: flight.entry.pack.batch, bytes: result.uploadedBytes });
     }
     this.#settle(flight, result.outcome);
@@ -374,9 +319,9 @@ export class Uploader {
         this.#entries.delete(batch);
         spool.evicted(batch);
         this.#limiter.completed(this.#options.nowMs(), bytes);
-        this.#totals.committed += 1;
-        this.#totals.committedBytes += bytes;
-        if (outcome.how === "ours" && entry.attempts > 1) this.#totals.lostResponses += 1;
+        this.#tally.committed += 1;
+        this.#tally.committedBytes += bytes;
+        if (outcome.how === "ours" && entry.attempts > 1) this.#tally.lostResponses += 1;
         if (outcome.how === "already") log.info("upload.already", { batch });
         if (entry.toldStuck) this.#emit({ kind: "unblocked", batch });
         this.#emit({ kind: "committed", batch, bytes, how: outcome.how });
@@ -419,14 +364,8 @@ export class Uploader {
     entry.state = "stuck";
     entry.notBeforeMs = Number.POSITIVE_INFINITY;
     this.#options.log.error("upload.failed", { batch, reason: describeError(error) });
-    this.#halted = true;
-    this.#emit({
-      kind: "failed",
-      error:
-        error instanceof RunError
-          ? error
-          : fromWire(toWire(error, { op: "upload pack", subject: path, exit: EXIT.bug })),
-    });
+    const context = { op: "upload pack", subject: path, exit: EXIT.bug } as const;
+    this.#halt(error instanceof RunError ? error : fromWire(toWire(error, context)));
     this.#told();
   }
 
@@ -436,9 +375,8 @@ export class Uploader {
     entry.lookFirst = lookFirst;
     entry.state = "waiting";
     if (this.#closed) return;
-    this.#totals.retries += 1;
-    if (kind === "corrupt-answer") this.#totals.verifyFailures += 1;
-    this.#retryReasons.set(kind, (this.#retryReasons.get(kind) ?? 0) + 1);
+    if (kind === "corrupt-answer") this.#tally.verifyFailures += 1;
+    this.#tally.retry(kind);
     const retryAfterMs = error.store?.retryAfterMs ?? 0;
     const delayMs = Math.max(retryAfterMs, fullJitterMs(entry.failures, { ...backoff, random }));
     entry.failures += 1;
@@ -456,45 +394,25 @@ export class Uploader {
     });
     this.#emit({ kind: "retry", batch, reason: error.message, delayMs });
 
-    if (kind === "throttled") {
-      this.#totals.throttled += 1;
+    // Too many open files is our own limit on connections.
+    const isTooMuch = kind === "throttled" || error.errno === "EMFILE";
+    if (isTooMuch) {
+      this.#tally.throttled += 1;
       this.#limiter.throttled(nowMs());
       this.#emit({ kind: "throttled", limit: this.#limiter.limit });
-      return;
     }
-    if (kind === "disk") return;
-    this.#failuresInARow += 1;
-    if (this.#gate?.kind === "blocked") {
-      // The probe met a store that is down: keep asking at the blocked pace.
-      if (isProbe) this.#gate.notBeforeMs = nowMs() + this.#options.reprobeMs;
-    } else if (this.#gate) {
-      if (!isProbe) return;
-      this.#gate.failures += 1;
-      this.#gate.notBeforeMs = nowMs() + this.#gateDelayMs(this.#gate.failures);
-    } else if (this.#failuresInARow >= DOWN_AFTER_FAILURES) {
-      this.#gate = {
-        kind: "down",
-        reason: error.message,
-        failures: 0,
-        notBeforeMs: nowMs() + this.#gateDelayMs(0),
-      };
+    // A probe that failed in any way waits for the gate's next turn.
+    const countsForStore = isProbe || (!isTooMuch && kind !== "disk");
+    if (countsForStore && this.#gate.failed(nowMs(), error.message, isProbe) === "down") {
       log.warn("upload.store-down", { reason: error.message });
       this.#emit({ kind: "down", reason: error.message });
     }
   }
 
-  /** At least half the step: a store that is coming back is not to be met by everyone's zero delays. */
-  #gateDelayMs(failures: number): number {
-    const { baseMs, capMs } = this.#options.backoff;
-    return Math.min(capMs, baseMs * 2 ** failures) * (0.5 + this.#options.random() / 2);
-  }
-
   #block(entry: Entry, error: ErrorWire): void {
     entry.state = "waiting";
-    const { nowMs, reprobeMs, log } = this.#options;
-    const isNews = this.#gate?.kind !== "blocked" || this.#gate.reason !== error.message;
-    this.#gate = { kind: "blocked", reason: error.message, failures: 0, notBeforeMs: nowMs() + reprobeMs };
-    if (!isNews) return;
+    const { nowMs, log } = this.#options;
+    if (this.#gate.blocked(nowMs(), error.message) === null) return;
     log.error("upload.blocked", { reason: error.message, action: error.hint ?? null });
     this.#emit({
       kind: "blocked",
@@ -508,7 +426,7 @@ export class Uploader {
   #stick(entry: Entry, error: ErrorWire, isProbe: boolean): void {
     const { nowMs, reprobeMs, log } = this.#options;
     this.#served(isProbe);
-    this.#totals.verifyFailures += 1;
+    this.#tally.verifyFailures += 1;
     entry.state = "stuck";
     entry.notBeforeMs = nowMs() + reprobeMs;
     if (entry.toldStuck) return;
@@ -523,85 +441,47 @@ export class Uploader {
     });
   }
 
-  /** The store did something for us. What began before it blocked us proves nothing about it now. */
   #served(isProbe: boolean): void {
-    this.#failuresInARow = 0;
-    const gate = this.#gate;
-    if (!gate || (gate.kind === "blocked" && !isProbe)) return;
-    this.#gate = null;
+    const change = this.#gate.served(isProbe);
+    if (change === null) return;
     // What failed because of the gate's cause need not sit out its own delay.
     for (const entry of this.#entries.values()) if (entry.state === "waiting") entry.notBeforeMs = 0;
-    this.#options.log.info("upload.store-back", { was: gate.kind });
-    this.#emit(gate.kind === "blocked" ? { kind: "unblocked", batch: null } : { kind: "up" });
+    this.#options.log.info("upload.store-back", {});
+    this.#emit(change === "unblocked" ? { kind: "unblocked", batch: null } : { kind: "up" });
   }
 
-  #startThread(): void {
-    const worker = new Worker(this.#options.threadUrl, {
-      // What the program was started with (--input-type, --test) is not for a thread.
-      execArgv: [],
-      workerData: { spec: this.#options.spec } satisfies UploadWorkerData,
-    });
-    const thread: Thread = { worker, flights: new Set() };
-    this.#threads.push(thread);
-    let reason = "the thread ended";
-    worker.on("message", ({ id, result, requests }: FromUploadWorker) => {
-      this.#threadDeaths = 0;
-      this.#land(id, result, requests);
-    });
-    worker.on("error", (error) => {
-      reason = error instanceof Error ? error.message : String(error);
-    });
-    worker.on("exit", () => this.#buryThread(thread, reason));
-  }
-
-  /** Its packs are tried again by another thread: the store may have any of them. */
-  #buryThread(thread: Thread, reason: string): void {
-    this.#threads.splice(this.#threads.indexOf(thread), 1);
-    if (!this.#closed) {
-      this.#threadDeaths += 1;
-      this.#options.log.error("upload.thread-died", { reason, packs: thread.flights.size });
-      if (this.#threadDeaths > THREAD_DEATHS_MAX) {
-        const error = new RunError({
-          op: "upload packs",
-          subject: "upload threads",
-          message: `${this.#threadDeaths} upload threads died one after the other: ${reason}`,
+  /** The packs of a dead thread are tried again by another: the store may have any of them. */
+  #mourn({ ids, reason, isHopeless }: { ids: number[]; reason: string; isHopeless: boolean }): void {
+    this.#options.log.error("upload.thread-died", { reason, packs: ids.length });
+    const context = { op: "upload packs", subject: "upload threads", exit: EXIT.bug } as const;
+    if (isHopeless) {
+      this.#halt(
+        new RunError({
+          ...context,
+          message: `upload threads die one after the other: ${reason}`,
           safe: "packs in ready/ and in the store are not harmed",
-          exit: EXIT.bug,
-        });
-        this.#halted = true;
-        this.#emit({ kind: "failed", error });
-        this.#told();
-      } else this.#startThread();
-    }
-    const context = { op: "upload pack", subject: "upload thread", exit: EXIT.bug } as const;
-    for (const id of [...thread.flights]) {
-      const error = toWire(new Error(`an upload thread died: ${reason}`), context);
-      this.#land(
-        id,
-        {
-          outcome: { kind: "retry", error, lookFirst: true },
-          seconds: { disk: 0, upload: 0, verify: 0 },
-          uploadedBytes: 0,
-        },
-        [],
+        }),
       );
     }
+    const error = toWire(new Error(`an upload thread died: ${reason}`), context);
+    const seconds = { disk: 0, upload: 0, verify: 0 };
+    for (const id of ids) {
+      this.#land(id, { outcome: { kind: "retry", error, lookFirst: true }, seconds, uploadedBytes: 0 }, []);
+    }
+    this.#told();
   }
 
-  #count(request: RequestSample): void {
-    const name = `${request.op} ${request.outcome}`;
-    this.#requestCounts.set(name, (this.#requestCounts.get(name) ?? 0) + 1);
-    this.#requests.add(request.seconds);
-    if (request.op === "put") this.#puts.add(request.seconds);
+  #halt(error: RunError): void {
+    // Packs in flight beside the first one often fail of the same thing.
+    if (this.#halted) return;
+    this.#halted = true;
+    this.#emit({ kind: "failed", error });
   }
 
   /** Idle connections since the last look: starved of packs, or blocked by the store, its limit or our memory. */
   #account(): void {
-    const nowMs = this.#options.nowMs();
-    const idle = Math.max(0, this.#limiter.limit - this.#flights.size);
-    const seconds = (idle * (nowMs - this.#accountedMs)) / 1000;
-    this.#accountedMs = nowMs;
-    this.#stages.upload[this.#waiting() > 0 ? "blocked" : "starved"] += seconds;
+    const idle = this.#limiter.limit - this.#flights.size;
+    this.#tally.idle(this.#options.nowMs(), idle, this.#waiting() > 0 ? "blocked" : "starved");
   }
 
   #waiting(): number {
@@ -611,7 +491,7 @@ export class Uploader {
   }
 
   #canMove(): boolean {
-    return !this.#halted && !this.#gate && this.#waiting() > 0;
+    return !this.#halted && this.#gate.state === "ok" && this.#waiting() > 0;
   }
 
   #isProbing(): boolean {
@@ -652,8 +532,4 @@ function checkUploads(uploads: Uploads): Uploads {
     message: `expected "auto" or a whole number from 1 to ${UPLOADS_MAX}, found ${uploads}`,
     exit: EXIT.usage,
   });
-}
-
-function stageSeconds(): StageSeconds {
-  return { busy: 0, starved: 0, blocked: 0 };
 }

@@ -135,7 +135,10 @@ function judge(answer: S3Answer, request: RequestFacts): Verdict {
     case "denied":
       return {
         kind,
-        message: "the store denies this",
+        // A HEAD's refusal has no body to tell wrong credentials from missing permissions.
+        message: answer.code
+          ? "the store denies this"
+          : "the store denies this, or does not know the credentials",
         hint: `the credentials need s3:GetObject, PutObject, DeleteObject and ListBucket on "${request.bucket}"`,
       };
     case "no-bucket":
@@ -213,7 +216,7 @@ function clockMessage(answer: S3Answer, request: RequestFacts): string {
 }
 
 /** `Retry-After` in ms: seconds, or a date judged by the answer's own clock. */
-export function retryAfterMs(header: string | undefined, serverDateMs: number): number | undefined {
+function retryAfterMs(header: string | undefined, serverDateMs: number): number | undefined {
   if (header === undefined) return undefined;
   if (/^\d{1,7}$/.test(header.trim())) return Number(header) * 1000;
   const waitMs = Date.parse(header) - serverDateMs;

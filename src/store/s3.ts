@@ -31,7 +31,7 @@ export interface S3Options {
   credentials?: () => Promise<Credentials>;
 }
 
-export const WIRE_LIMITS: WireLimits = {
+const WIRE_LIMITS: WireLimits = {
   connectMs: 10_000,
   idleMs: 30_000,
   baseMs: 30_000,

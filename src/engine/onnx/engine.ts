@@ -203,7 +203,7 @@ export class OnnxEngine {
 
   #progress(samples: JobSample[]): void {
     for (const job of new Set(samples.map((sample) => sample.job))) {
-      this.#options.send({ type: "progress", id: job.id, ...job.progress });
+      if (!job.isAnswered) this.#options.send({ type: "progress", id: job.id, ...job.progress });
     }
   }
 
@@ -211,8 +211,7 @@ export class OnnxEngine {
     for (const job of this.#jobs.filter((candidate) => candidate.waiting.size === 0)) {
       this.#jobs.splice(this.#jobs.indexOf(job), 1);
       job.close();
-      const states = job.states();
-      if (states.samples.length > 0) this.#options.send({ type: "states", ...states });
+      if (!job.isAnswered) this.#options.send({ type: "states", ...job.states() });
     }
   }
 

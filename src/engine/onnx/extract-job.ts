@@ -35,8 +35,15 @@ export class ExtractJob {
     );
   }
 
+  /** Its size; a device has none to keep within. */
   get fileBytes(): number {
-    return fstatSync(this.#fd).size;
+    const stat = fstatSync(this.#fd);
+    return stat.isFile() ? stat.size : Number.POSITIVE_INFINITY;
+  }
+
+  /** Every row has failed, which is its last answer: nothing more may be said of it. */
+  get isAnswered(): boolean {
+    return this.waiting.size === 0 && this.#done.length === 0;
   }
 
   get progress(): { tokens_done: number; tokens_total: number } {
@@ -65,7 +72,7 @@ export class ExtractJob {
     this.#done.push(sample.summary.answer(sample.row));
   }
 
-  /** The answer once nothing waits; empty where every row failed. */
+  /** The last answer, once nothing waits. */
   states(): Omit<States, "type"> {
     return {
       id: this.id,

@@ -1,0 +1,135 @@
+"""The process around the engine: descriptors, threads, and how it ends.
+
+The main thread computes. One thread reads requests, so that the end of stdin ends the process at once, also in the
+middle of a forward; one beats; one writes states (writer.py).
+"""
+
+import ctypes
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+
+from . import versions
+from .channel import Channel, ProtocolFault
+
+ALIVE_S = 5
+#: sysexits' EX_SOFTWARE: the supervisor takes it for a crash.
+EXIT_CRASH = 70
+#: sysexits' EX_CONFIG
+EXIT_CONFIGURATION = 78
+PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> None:
+    channel = Channel(*protect_descriptors(arguments))
+    die_with_parent()
+    process = EngineProcess(channel)
+    process.run()
+
+
+def protect_descriptors(arguments: list[str]) -> tuple[int, int]:
+    """The requests' and the answers' descriptors, with 0 and 1 out of the reach of whatever prints or reads."""
+    if arguments:
+        # The command that started us moved them before Python ran at all (src/engine/transformers.ts).
+        return int(arguments[0]), int(arguments[1])
+    request_fd, answer_fd = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    return request_fd, answer_fd
+
+
+def die_with_parent() -> None:
+    """SIGKILL from the kernel when the supervisor dies. Had it died before this line, the end of stdin tells."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class EngineProcess:
+    def __init__(self, channel: Channel):
+        self._channel = channel
+        self._inbox: queue.SimpleQueue = queue.SimpleQueue()
+        self._stage = "import"
+        #: Requests that are not answered yet; the writer thread answers too.
+        self._open: set[int] = set()
+        self._open_lock = threading.Lock()
+
+    def run(self) -> None:
+        threading.Thread(target=self._read, name="requests", daemon=True).start()
+        if lacking := versions.shortcoming(versions.installed()):
+            print(lacking, file=sys.stderr, flush=True)
+            os._exit(EXIT_CONFIGURATION)
+        try:
+            # Heavy imports begin here, and whatever they print goes to stderr.
+            from .service import Service, hello
+
+            self._channel.send(hello())
+            threading.Thread(target=self._beat, name="alive", daemon=True).start()
+            self._stage = "idle"
+            service = Service(send=self._answer, crash=self.crash)
+            while True:
+                if not service.has_work:
+                    self._stage = "idle"
+                    self._take(service, self._inbox.get())
+                while not self._inbox.empty():
+                    self._take(service, self._inbox.get())
+                if service.has_work:
+                    self._stage = "extract"
+                    service.forward()
+        except BaseException as error:
+            self.crash(error)
+
+    def _take(self, service, request: dict) -> None:
+        self._stage = "load" if request["type"] == "load" else "extract"
+        service.receive(request)
+
+    def _read(self) -> None:
+        try:
+            for request in self._channel.requests():
+                if request["type"] == "shutdown":
+                    # A forward in progress is not waited for: what is asked for now will be asked for again.
+                    self._channel.send({"type": "bye"})
+                    os._exit(0)
+                with self._open_lock:
+                    self._open.add(request["id"])
+                self._inbox.put(request)
+        except ProtocolFault as fault:
+            print(fault, file=sys.stderr, flush=True)
+            os._exit(EXIT_CRASH)
+        except BaseException as error:
+            self.crash(error)
+        os._exit(0)
+
+    def _beat(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(ALIVE_S):
+            self._channel.send({"type": "alive", "stage": self._stage})
+
+    def _answer(self, answer: dict, is_last: bool) -> None:
+        if is_last:
+            with self._open_lock:
+                self._open.discard(answer["id"])
+        self._channel.send(answer)
+
+    def crash(self, error: BaseException) -> None:
+        """Ends the process: after a fault that nobody expected, neither it nor its CUDA context is trusted."""
+        traceback.print_exception(error)
+        sys.stderr.flush()
+        with self._open_lock:
+            for request_id in sorted(self._open):
+                self._channel.send(
+                    {
+                        "type": "error",
+                        "id": request_id,
+                        "rows": [],
+                        "kind": "crash",
+                        "errno": None,
+                        "message": f"{type(error).__name__}: {error}",
+                        "retry": "restart",
+                    }
+                )
+        os._exit(EXIT_CRASH)

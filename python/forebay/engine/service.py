@@ -1,0 +1,185 @@
+"""The engine behind the protocol: takes requests, forms forwards over all that wait, and sends the answers."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+from . import versions
+from .batching import ForwardLimits, form_forward
+from .failure import Failure, failure_of, is_out_of_memory
+from .gate import Gate
+from .job import Job, Sample, Send
+from .model import Model, load_model
+from .staging import Stager
+from .writer import Writer, Written
+
+#: Enough to keep the device busy, and the answers and the memory of one forward within bounds.
+FORWARD_TOKENS = {"cuda": 8192, "cpu": 2048}
+#: Packs of 27B models hold some 1,100 tokens: two forwards' worth of them may be outstanding.
+SLOT_BATCHES = 64
+CHECKS = ["injection", "pad-independence", "greedy"]
+
+
+def hello() -> dict:
+    found = versions.installed()
+    return {
+        "type": "hello",
+        "proto": 1,
+        "pid": os.getpid(),
+        "engine": "transformers",
+        "versions": {"python": sys.version.split()[0], **found},
+        "devices": devices(),
+    }
+
+
+def devices() -> list[dict]:
+    if torch.cuda.is_available():
+        seen = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+        return [{"uuid": f"GPU-{gpu.uuid}", "name": gpu.name, "bytes": gpu.total_memory} for gpu in seen]
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return [{"uuid": None, "name": cpu_name(), "bytes": memory}]
+
+
+def cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:
+            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return "cpu"
+
+
+class Service:
+    def __init__(self, send: Send, crash: Callable[[BaseException], None]):
+        self._send = send
+        self._crash = crash
+        self._loaded: Loaded | None = None
+        #: Admitted, and not yet through the model.
+        self._waiting: list[Sample] = []
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting)
+
+    def receive(self, request: dict) -> None:
+        """Loads and checks at once; an extract is admitted. What is no Failure is raised, to end the process."""
+        try:
+            if request["type"] == "load":
+                self._load(request)
+            elif self._loaded is None:
+                raise Failure(f"expected load before {request['type']}")
+            elif request["type"] == "check":
+                self._check(request, self._loaded)
+            else:
+                self._admit(request, self._loaded)
+        except Exception as error:
+            failure = failure_of(error)
+            if failure is None:
+                raise
+            self._send(failure.answer(request["id"], []), True)
+
+    def forward(self) -> None:
+        """One forward over what waits."""
+        loaded = self._loaded
+        samples = form_forward(self._waiting, loaded.limits)
+        try:
+            start = time.monotonic()
+            staged = loaded.stager.forward([sample.ids for sample in samples])
+        except Exception as error:
+            self._forward_failed(samples, error, loaded)
+            return
+        self._leave(samples)
+        loaded.writer.put(Written(samples, staged, time.monotonic() - start))
+
+    def _forward_failed(self, samples: list[Sample], error: Exception, loaded: "Loaded") -> None:
+        if not is_out_of_memory(error):
+            raise error
+        # The frames of the failed forward hold its tensors.
+        error.__traceback__ = None
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        slots = len(samples) * max(sample.tokens for sample in samples)
+        loaded.limits.tokens = max(1, min(loaded.limits.tokens, slots) // 2)
+        print(f"out of memory: forwards of {loaded.limits.tokens} tokens from now on", file=sys.stderr, flush=True)
+        if len(samples) > 1:
+            return
+        self._leave(samples)
+        samples[0].job.fail(samples, failure_of(error))
+
+    def _leave(self, samples: list[Sample]) -> None:
+        gone = {id(sample) for sample in samples}
+        self._waiting = [sample for sample in self._waiting if id(sample) not in gone]
+
+    def _load(self, request: dict) -> None:
+        options = request["options"]
+        if options.get("threads"):
+            torch.set_num_threads(int(options["threads"]))
+        model = load_model(request)
+        taps = check_taps(request["taps"], len(model.blocks))
+        self._loaded = Loaded(model, taps, options, self._crash)
+        self._send(
+            {
+                "type": "loaded",
+                "id": request["id"],
+                "arch": model.architecture,
+                "blocks": len(model.blocks),
+                "hidden": model.hidden,
+                "vocab": model.vocab,
+                "positions": model.positions,
+                "dtype": str(model.dtype).removeprefix("torch."),
+                "kernels": model.kernels,
+                "slots": {"tokens": 2 * self._loaded.limits.tokens, "batches": SLOT_BATCHES},
+                "checks": CHECKS,
+            },
+            True,
+        )
+
+    def _admit(self, request: dict, loaded: "Loaded") -> None:
+        job = Job.open(request, self._send)
+        if job is None:
+            return
+        for sample in job.samples:
+            refusal = loaded.refusal(sample)
+            if refusal is None:
+                self._waiting.append(sample)
+            else:
+                job.fail([sample], Failure(f"row {sample.row}: {refusal}"))
+
+    def _check(self, request: dict, loaded: "Loaded") -> None:
+        def progress(done: int, total: int) -> None:
+            answer = {"type": "progress", "id": request["id"], "tokens_done": done, "tokens_total": total}
+            self._send(answer, False)
+
+        gate = Gate(loaded.model, loaded.taps, loaded.limits, progress)
+        self._send({"type": "checked", "id": request["id"], "results": gate.check(request)}, True)
+
+
+class Loaded:
+    def __init__(self, model: Model, taps: list[int], options: dict, crash: Callable[[BaseException], None]):
+        self.model = model
+        self.taps = taps
+        forward_tokens = options.get("forward_tokens") or FORWARD_TOKENS[model.device.type]
+        self.limits = ForwardLimits(int(forward_tokens), bool(options.get("strict")))
+        self.stager = Stager(model, taps)
+        self.writer = Writer(self.stager, crash)
+
+    def refusal(self, sample: Sample) -> str | None:
+        highest = int(sample.ids.max())
+        if highest >= self.model.vocab:
+            return f"expected ids below {self.model.vocab}, found {highest}"
+        if self.model.positions is not None and sample.tokens > self.model.positions:
+            return f"expected at most {self.model.positions} tokens, found {sample.tokens}"
+        end = sample.offset + sample.tokens * len(self.taps) * self.model.hidden * 2
+        if end > sample.job.file_bytes:
+            return f"its states end at byte {end}, the file has {sample.job.file_bytes}"
+        return None
+
+
+def check_taps(taps: list[int], blocks: int) -> list[int]:
+    if taps != sorted(set(taps)):
+        raise Failure(f"taps must ascend, found {','.join(map(str, taps))}")
+    if taps[-1] >= blocks:
+        raise Failure(f"tap {taps[-1]} is out of range: the model has {blocks} blocks")
+    return taps

@@ -1,0 +1,288 @@
+import { type ChildProcess, execFile, spawn } from "node:child_process";
+import { once } from "node:events";
+import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { afterEach, beforeEach, describe, expect, test } from "vitest";
+
+const CLI = fileURLToPath(new URL("../dist/cli.js", import.meta.url));
+const MODEL = fileURLToPath(new URL("../demo/tiny-qwen3", import.meta.url));
+const DATASET = fileURLToPath(new URL("../fixtures/datasets/plain", import.meta.url));
+const VERBS = [
+  ...["demo", "init", "doctor", "tokenize", "taps", "plan", "check", "run", "resume"],
+  ...["status", "logs", "stop", "restart", "set", "ls", "verify", "read"],
+];
+
+let directory: string;
+let env: NodeJS.ProcessEnv;
+let children: ChildProcess[] = [];
+
+beforeEach(() => {
+  directory = mkdtempSync(join(tmpdir(), "forebay-cli-"));
+  env = { PATH: process.env.PATH, HOME: directory, XDG_STATE_HOME: join(directory, "state") };
+});
+
+afterEach(async () => {
+  for (const child of children) {
+    if (child.exitCode !== null || child.signalCode !== null) continue;
+    child.kill("SIGKILL");
+    await once(child, "exit");
+  }
+  children = [];
+  rmSync(directory, { recursive: true, force: true });
+});
+
+interface Ran {
+  code: number | null;
+  stdout: string;
+  stderr: string;
+}
+
+function forebay(args: string[], more: NodeJS.ProcessEnv = {}): Promise<Ran> {
+  return new Promise((resolve) => {
+    const options = { cwd: directory, env: { ...env, ...more }, maxBuffer: 64 * 2 ** 20 };
+    const child = execFile(process.execPath, [CLI, ...args], options, (_error, stdout, stderr) => {
+      resolve({ code: child.exitCode, stdout, stderr });
+    });
+    children.push(child);
+  });
+}
+
+/** A dataset of token ids that keeps an engine busy for a while. */
+function longDataset(rows: number): string {
+  const path = join(directory, "rows.jsonl");
+  const line = (row: number) => {
+    const ids = Array.from({ length: 60 + (row % 200) }, (_, i) => 1 + ((row * 31 + i * 7) % 900));
+    return JSON.stringify({ input_ids: ids });
+  };
+  writeFileSync(path, `${Array.from({ length: rows }, (_, row) => line(row)).join("\n")}\n`);
+  return path;
+}
+
+const runArgs = (address: string, dataset = DATASET, ...more: string[]) => [
+  ...["run", address, "--model", MODEL, "--dataset", dataset, "--taps", "1,3", "--pack-bytes", "512KiB"],
+  ...["--spool-bytes", "64MiB", "--disk-floor", "16MiB", "--no-gate", ...more],
+];
+
+describe("help and arguments", () => {
+  test.each(VERBS)("%s --help shows an example and --json", async (verb) => {
+    const { code, stdout } = await forebay([verb, "--help"]);
+    expect(code).toBe(0);
+    expect(stdout).toContain(`$ forebay ${verb}`);
+    expect(stdout).toContain("--json");
+  });
+
+  test("help lists every verb and no internal one", async () => {
+    const { stdout } = await forebay(["--help"]);
+    for (const verb of VERBS) expect(stdout).toMatch(new RegExp(`^  ${verb}\\b`, "m"));
+    expect(stdout).not.toContain("supervise");
+  });
+
+  test.each([
+    [["run", "--spool-byte", "1GiB"], "--spool-bytes"],
+    [["verfy", "file:a/b"], "verify"],
+    [["verify", "file:a/b", "--deeep"], "--deep"],
+  ])("%j exits 2 and names what was meant", async (args, meant) => {
+    const { code, stderr, stdout } = await forebay(args);
+    expect([code, stdout]).toEqual([2, ""]);
+    expect(stderr).toContain(`Did you mean ${meant}`);
+  });
+
+  test("an unknown key in run.yaml exits 78 with its line and the nearest one, and starts nothing", async () => {
+    writeFileSync(join(directory, "run.yaml"), "address: file:runs/a\nspool_byte: 1GiB\n");
+    const { code, stderr } = await forebay(["run"]);
+    expect(code).toBe(78);
+    expect(stderr).toContain("run.yaml:2");
+    expect(stderr).toContain("spool-bytes");
+    expect(existsSync(join(directory, "state"))).toBe(false);
+  });
+
+  test("a unit that does not parse exits 2 with what is expected, and --json tells it as JSON", async () => {
+    const args = runArgs("file:runs/a", DATASET, "--inflight-bytes", "2 gigs");
+    const plain = await forebay(args);
+    expect(plain.code).toBe(2);
+    expect(plain.stderr).toContain("expected a size such as");
+    const { stderr } = await forebay([...args, "--json"]);
+    expect(JSON.parse(stderr)).toMatchObject({ event: "error", subject: "--inflight-bytes", exit: 2 });
+    expect(existsSync(join(directory, "runs"))).toBe(false);
+  });
+
+  test("--print-settings shows each value and where it came from, and starts nothing", async () => {
+    writeFileSync(join(directory, "run.yaml"), "address: file:runs/a\nseed: 3\ntaps: [1, 3]\n");
+    const { stdout, code } = await forebay(["run", "--print-settings", "--engines", "2", "--json"], {
+      FOREBAY_UPLOADS: "7",
+    });
+    const { address, settings } = JSON.parse(stdout);
+    expect([code, address]).toEqual([0, "file:runs/a"]);
+    expect(settings.seed).toEqual({ value: 3, source: "run.yaml" });
+    expect(settings.uploads).toEqual({ value: 7, source: "environment" });
+    expect(settings.engines).toEqual({ value: 2, source: "flag" });
+    expect(settings["pack-bytes"].source).toBe("default");
+    expect(existsSync(join(directory, "state"))).toBe(false);
+  });
+
+  test("init writes a file that run reads, and never overwrites one", async () => {
+    expect((await forebay(["init", "file:runs/a", "--seed", "5"])).code).toBe(0);
+    const { stdout } = await forebay(["run", "--print-settings", "--json"]);
+    expect(JSON.parse(stdout)).toMatchObject({ address: "file:runs/a", settings: { seed: { value: 5 } } });
+    const before = readFileSync(join(directory, "run.yaml"), "utf8");
+    expect((await forebay(["init"])).code).toBe(2);
+    expect(readFileSync(join(directory, "run.yaml"), "utf8")).toBe(before);
+  });
+
+  test("a pipe that closes early is quiet", async () => {
+    const shell = spawn("/bin/sh", ["-c", `"${process.execPath}" "${CLI}" run --help | head -n 1`], {
+      cwd: directory,
+      env,
+    });
+    children.push(shell);
+    let stderr = "";
+    shell.stderr.on("data", (chunk) => {
+      stderr += chunk;
+    });
+    shell.stdout.resume();
+    await once(shell, "close");
+    expect(stderr).toBe("");
+  });
+});
+
+describe("looking for what is not there", () => {
+  test("status says what it looked for", async () => {
+    const { code, stderr } = await forebay(["status", "file:runs/none"]);
+    expect(code).toBe(2);
+    for (const name of ["run.json", "status/", "supervisor.json"]) expect(stderr).toContain(name);
+  });
+
+  test("stop of what does not run is no failure; set, restart and logs of it say where they looked", async () => {
+    expect((await forebay(["stop", "file:runs/none"])).code).toBe(0);
+    for (const args of [
+      ["set", "file:runs/none", "uploads=8"],
+      ["restart", "file:runs/none"],
+      ["logs", "file:runs/none"],
+    ]) {
+      const { code, stderr } = await forebay(args);
+      expect(code).toBe(2);
+      expect(stderr).toContain(join(directory, "state"));
+    }
+  });
+
+  test("ls of a store without runs says what it looked for", async () => {
+    const { code, stdout } = await forebay(["ls", `file:${directory}`]);
+    expect(code).toBe(0);
+    expect(stdout).toContain("run.json");
+  });
+});
+
+describe("a run on this machine", () => {
+  test("run, run again, status, ls, verify and read go together; stdout is data and stderr progress", async () => {
+    const first = await forebay([...runArgs("file:runs/a"), "--json"]);
+    expect(first.code, first.stderr).toBe(0);
+    expect(JSON.parse(first.stdout)).toMatchObject({ state: "done", exit_code: 0, samples: 40, total: 40 });
+    const again = JSON.parse((await forebay([...runArgs("file:runs/a"), "--json"])).stdout);
+    expect(again).toMatchObject({ state: "done", samples: 40 });
+
+    const status = JSON.parse((await forebay(["status", "file:runs/a", "--json"])).stdout);
+    expect(status.extraction.total_processed).toBe(40);
+    // The bucket alone, from a machine that has never seen the run.
+    const elsewhere = await forebay(["status", "file:runs/a", "--json"], {
+      XDG_STATE_HOME: join(directory, "other"),
+    });
+    expect(JSON.parse(elsewhere.stdout)).toMatchObject({
+      run: { state: "done" },
+      extraction: { total_processed: 40 },
+    });
+
+    const [listed] = JSON.parse((await forebay(["ls", "file:runs", "--json"])).stdout);
+    expect(listed.address).toMatch(/\/runs\/a$/);
+    const verified = await forebay(["verify", "file:runs/a", "--deep", "--json"]);
+    expect(verified.code).toBe(0);
+    expect(JSON.parse(verified.stdout)).toMatchObject({
+      ok: true,
+      rows: { planned: 40, committed: 40, skipped: 0, missing: 0, duplicate: 0, corrupt: 0 },
+    });
+    const sample = JSON.parse((await forebay(["read", "file:runs/a", "7", "--check", "--json"])).stdout);
+    expect(sample).toMatchObject({ row: 7, taps: [1, 3], checked: true });
+    expect(sample.shape).toEqual([sample.token_ids.length, 2, 192]);
+    expect((await forebay(["read", "file:runs/a", "40"])).code).toBe(2);
+  });
+
+  test("other settings of the same run exit 4 with the difference, and change nothing", async () => {
+    expect((await forebay(runArgs("file:runs/a"))).code).toBe(0);
+    const { code, stderr } = await forebay(runArgs("file:runs/a", DATASET, "--seed", "9"));
+    expect(code).toBe(4);
+    expect(stderr).toContain("plan (order, seed");
+    expect((await forebay(["verify", "file:runs/a", "--deep"])).code).toBe(0);
+  });
+
+  test("Ctrl-C ends a run gracefully with 130, its --on-exit command hears that, and the same command goes on", async () => {
+    const args = runArgs(
+      "file:runs/long",
+      longDataset(400),
+      "--on-exit",
+      'echo "$FOREBAY_EXIT_CODE" > exit-code',
+    );
+    const child = spawn(process.execPath, [CLI, ...args, "--progress", "json"], { cwd: directory, env });
+    children.push(child);
+    child.stdout.resume();
+    await new Promise<void>((resolve) => {
+      child.stderr.on("data", (chunk: Buffer) => chunk.includes("batch.committed") && resolve());
+    });
+    child.kill("SIGINT");
+    const [code] = await once(child, "exit");
+    expect(code).toBe(130);
+    expect(readFileSync(join(directory, "exit-code"), "utf8")).toBe("130\n");
+    const done = JSON.parse((await forebay([...args, "--json"])).stdout);
+    expect(done).toMatchObject({ state: "done", samples: 400 });
+    expect((await forebay(["verify", "file:runs/long", "--deep"])).code).toBe(0);
+  });
+
+  test("a detached run is restarted when it is killed, changed by set and restart, and ended by stop", async () => {
+    const address = "file:runs/detached";
+    const started = await forebay([...runArgs(address, longDataset(4_000)), "--detach", "--json"]);
+    expect(started.code, started.stderr).toBe(0);
+    const facts = JSON.parse(started.stdout);
+    expect(facts.tunnel).toContain("ssh -L");
+    const supervisorPid = () =>
+      JSON.parse(readFileSync(join(facts.run_directory, "supervisor.json"), "utf8")).process.pid as number;
+    try {
+      const live = JSON.parse((await forebay(["status", address, "--json"])).stdout);
+      expect(live.run.page_url).toBe(facts.page_url);
+      const second = await forebay(runArgs(address, join(directory, "rows.jsonl")));
+      expect([second.code, second.stderr]).toEqual([5, expect.stringContaining("runs already")]);
+
+      const set = await forebay(["set", address, "uploads=3", "--json"]);
+      expect(JSON.parse(set.stdout)).toMatchObject({ changed: { uploads: 3 } });
+
+      const killed = supervisorPid();
+      process.kill(killed, "SIGKILL");
+      while (supervisorPid() === killed) await new Promise((resolve) => setTimeout(resolve, 100));
+
+      const restarted = await forebay(["restart", address, "--engines", "2", "--json"]);
+      expect(restarted.code, restarted.stderr).toBe(0);
+      expect(restarted.stderr).toMatch(/^committed /m);
+      expect(restarted.stderr).toContain("engines: its default -> 2");
+      const after = JSON.parse((await forebay(["status", address, "--json"])).stdout);
+      expect(after.engines.length).toBe(2);
+      expect(after.s3.limit).toBe(3);
+      expect(after.run.resumed_from.batches).toBeGreaterThan(0);
+    } finally {
+      const stopped = await forebay(["stop", address]);
+      expect(stopped.code).toBe(0);
+    }
+    expect(() => process.kill(supervisorPid(), 0)).toThrow();
+    const last = JSON.parse((await forebay(["status", address, "--json"])).stdout);
+    expect(last.run.state).toBe("stopped");
+    expect(last.extraction.total_processed).toBeGreaterThan(0);
+  });
+
+  test("a detached run that cannot start returns its exit code and its error", async () => {
+    const { code, stdout, stderr } = await forebay([
+      ...runArgs("file:runs/bad", join(directory, "no-such")),
+      "--detach",
+    ]);
+    expect(code).toBeGreaterThan(1);
+    expect(stderr).toContain("no-such");
+    expect(stdout).toContain(`exit code ${code}`);
+  });
+});
