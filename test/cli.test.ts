@@ -218,7 +218,7 @@ describe("a run on this machine", () => {
   test("Ctrl-C ends a run gracefully with 130, its --on-exit command hears that, and the same command goes on", async () => {
     const args = runArgs(
       "file:runs/long",
-      longDataset(400),
+      longDataset(120),
       "--on-exit",
       'echo "$FOREBAY_EXIT_CODE" > exit-code',
     );
@@ -233,7 +233,7 @@ describe("a run on this machine", () => {
     expect(code).toBe(130);
     expect(readFileSync(join(directory, "exit-code"), "utf8")).toBe("130\n");
     const done = JSON.parse((await forebay([...args, "--json"])).stdout);
-    expect(done).toMatchObject({ state: "done", samples: 400 });
+    expect(done).toMatchObject({ state: "done", samples: 120 });
     expect((await forebay(["verify", "file:runs/long", "--deep"])).code).toBe(0);
   });
 

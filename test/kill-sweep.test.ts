@@ -30,7 +30,10 @@ beforeAll(async () => {
 afterAll(() => machine?.remove());
 
 describe.each([
-  { store: "S3", points: ["rename", "ready", "put", "put-sent", "put-answered", "verify", "verify-answered", "unlink"] },
+  {
+    store: "S3",
+    points: ["rename", "ready", "put", "put-sent", "put-answered", "verify", "verify-answered", "unlink"],
+  },
   { store: "directory", points: ["rename", "link", "linked", "unlink", "unlinked"] },
 ])("a three-batch run into $store", ({ store, points }) => {
   let expected: Map<string, string>;
@@ -41,27 +44,40 @@ describe.each([
     expect(expected.size).toBe(3);
   });
 
-  test.each(points)("killed at every %s ends whole after each resume", { timeout: 120_000 }, async (point) => {
-    const run = subject(store, point);
-    // nth rises with each start: a kill that made no progress is passed by the next start.
-    let kills = 0;
-    for (let nth = 1; await killAt(run, { point, nth, delayMs: 0 }); nth += 1) kills += 1;
-    expect(kills).toBeGreaterThan(0);
-    const verified = await machine.run([...["verify", run.address, "--deep", "--json"], ...endpoint(store)]);
-    expect(JSON.parse(verified.stdout.trim())).toMatchObject({
-      ok: true,
-      rows: { planned: ROWS, committed: ROWS, missing: 0, duplicate: 0, corrupt: 0 },
-      aliens: 0,
-    });
-    expect(await stored(store, point)).toEqual(expected);
-    expect(spoolLeftovers(run)).toEqual([]);
-    expect(await orphanedEngines(run)).toEqual([]);
-  });
+  test.each(points)(
+    "killed at every %s ends whole after each resume",
+    { timeout: 120_000 },
+    async (point) => {
+      const run = subject(store, point);
+      // nth rises with each start: a kill that made no progress is passed by the next start.
+      let kills = 0;
+      for (let nth = 1; await killAt(run, { point, nth, delayMs: 0 }); nth += 1) kills += 1;
+      expect(kills).toBeGreaterThan(0);
+      const verified = await machine.run([
+        ...["verify", run.address, "--deep", "--json"],
+        ...endpoint(store),
+      ]);
+      expect(JSON.parse(verified.stdout.trim())).toMatchObject({
+        ok: true,
+        rows: { planned: ROWS, committed: ROWS, missing: 0, duplicate: 0, corrupt: 0 },
+        aliens: 0,
+      });
+      expect(await stored(store, point)).toEqual(expected);
+      expect(spoolLeftovers(run)).toEqual([]);
+      expect(await orphanedEngines(run)).toEqual([]);
+    },
+  );
 });
 
 function subject(store: string, name: string): KillSubject {
   const address = store === "S3" ? `s3://${bucket}/p/${name}` : `file:${machine.path("store")}/${name}`;
-  return { machine, address, endpoint: store === "S3" ? server.endpoint : null, rows: ROWS, packBytes: PACK_BYTES };
+  return {
+    machine,
+    address,
+    endpoint: store === "S3" ? server.endpoint : null,
+    rows: ROWS,
+    packBytes: PACK_BYTES,
+  };
 }
 
 function endpoint(store: string): string[] {

@@ -31,7 +31,9 @@ beforeAll(async () => {
 });
 afterAll(() => machine?.remove());
 
-test(`${KILLS} seeded SIGKILLs in every phase lose no row, double none, change no byte`, { timeout: 400_000 }, async () => {
+test(`${KILLS} seeded SIGKILLs in every phase lose no row, double none, change no byte`, {
+  timeout: 400_000,
+}, async () => {
   console.log(`seed ${SEED}: FOREBAY_TEST_SEED=${SEED} repeats it`);
   const random = mulberry32(SEED);
   const reference = subject("reference");
@@ -61,7 +63,14 @@ test(`${KILLS} seeded SIGKILLs in every phase lose no row, double none, change n
     }
     const last = await machine.run(runArgs(run));
     expect(last, last.stderr).toMatchObject({ code: 0 });
-    const verified = await machine.run(["verify", run.address, "--deep", "--json", "--endpoint", server.endpoint]);
+    const verified = await machine.run([
+      "verify",
+      run.address,
+      "--deep",
+      "--json",
+      "--endpoint",
+      server.endpoint,
+    ]);
     expect(JSON.parse(verified.stdout.trim().split("\n").at(-1)!)).toMatchObject({
       ok: true,
       rows: { planned: ROWS, committed: ROWS, skipped: 0, missing: 0, duplicate: 0, corrupt: 0 },
@@ -71,10 +80,18 @@ test(`${KILLS} seeded SIGKILLs in every phase lose no row, double none, change n
     expect(spoolLeftovers(run)).toEqual([]);
     expect(await orphanedEngines(run)).toEqual([]);
   }
-  console.log(`kills by phase: ${KILL_PHASES.map((phase) => `${phase} ${kills[phase]}`).join(", ")}; ${runs} runs`);
+  console.log(
+    `kills by phase: ${KILL_PHASES.map((phase) => `${phase} ${kills[phase]}`).join(", ")}; ${runs} runs`,
+  );
   for (const phase of KILL_PHASES) expect(kills[phase], phase).toBeGreaterThan(0);
 });
 
 function subject(name: string): KillSubject {
-  return { machine, address: `s3://${bucket}/p/${name}`, endpoint: server.endpoint, rows: ROWS, packBytes: "48KiB" };
+  return {
+    machine,
+    address: `s3://${bucket}/p/${name}`,
+    endpoint: server.endpoint,
+    rows: ROWS,
+    packBytes: "48KiB",
+  };
 }

@@ -33,9 +33,11 @@ class TokenizeWorker {
   /** By number: chunks of one thread overlap, so a short one may overtake. */
   readonly #waiting = new Map<number, Waiting>();
   #sent = 0;
+  #failure: Error | null = null;
 
   constructor(options: ChunkTokenizerOptions) {
-    this.#worker = new Worker(workerEntry(), { workerData: options });
+    // Without the flags of this process: some (--input-type) make a worker of a file fail.
+    this.#worker = new Worker(workerEntry(), { workerData: options, execArgv: [] });
     this.#worker.on("message", (answer: { id: number; tokens?: TokenChunk; failed?: string }) => {
       const waiting = this.#waiting.get(answer.id);
       this.#waiting.delete(answer.id);
@@ -50,7 +52,9 @@ class TokenizeWorker {
     return this.#waiting.size;
   }
 
+  /** Rejects where the thread is dead already: it would never answer. */
   send(chunk: ConversationChunk): Promise<TokenChunk> {
+    if (this.#failure) return Promise.reject(this.#failure);
     return new Promise((resolve, reject) => {
       const id = this.#sent;
       this.#sent += 1;
@@ -64,6 +68,7 @@ class TokenizeWorker {
   }
 
   #fail(error: Error): void {
+    this.#failure ??= error;
     for (const waiting of this.#waiting.values()) waiting.reject(error);
     this.#waiting.clear();
   }

@@ -63,6 +63,16 @@ describe("an answer", () => {
       /tap number 1 are all zero/,
     ],
     ["that is constant", { constant: true }, /all one value/],
+    [
+      "that is constant in one tap, whatever it says",
+      {
+        stats: [
+          { mean: 0, rms: 1, absmax: 1 },
+          { mean: -1.5, rms: 1.5, absmax: 1.5 },
+        ],
+      },
+      /all one value/,
+    ],
   ])("%s refuses that row alone", (_, change, reason) => {
     const refused = reasonsOf(change);
     expect(refused.map(({ row }) => row)).toEqual([7]);

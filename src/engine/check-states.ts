@@ -50,11 +50,16 @@ function refusal(asked: ExtractSample, found: SampleStates, { taps, hidden }: St
   if (!found.finite || found.stats.some(isNotFinite)) return "the states are not finite";
   const zero = found.stats.findIndex(({ absmax }) => absmax === 0);
   if (zero >= 0) return `the states of tap number ${zero} are all zero`;
-  if (found.constant) return "the states of a tap are all one value";
+  if (found.constant || found.stats.some(isOneValue)) return "the states of a tap are all one value";
   return null;
 }
 
 /** Non-finite numbers travel as null. */
 function isNotFinite({ mean, rms, absmax }: TapStats): boolean {
   return mean === null || rms === null || absmax === null;
+}
+
+/** No number is larger than the mean of all: whatever the engine says, there is only one. */
+function isOneValue({ mean, absmax }: TapStats): boolean {
+  return absmax! <= Math.abs(mean!) * (1 + 1e-6);
 }

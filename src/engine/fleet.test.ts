@@ -382,6 +382,17 @@ describe("a sick engine", () => {
     expect(ran.fleet.skips).toBe(0);
   });
 
+  test("that mixes samples up when they come together does not agree with itself, and is stopped", async () => {
+    const canary = { everyBatches: 2, tolerance: 0.1, strikesMax: 2 };
+    const many = Array.from({ length: 30 }, (_, b) => [b * 3, b * 3 + 1, b * 3 + 2]);
+    const mixing = begin([["--mode", "mixes-up"]], many, { canary });
+    await expect(mixing.run).rejects.toThrow("again gave other states");
+    expect(count(mixing, "engine.canary-mismatch")).toBe(2);
+    const honest = await runAll([[]], many, { canary });
+    expect(count(honest, "engine.canary-mismatch")).toBe(0);
+    expect(verdicts(honest).size).toBe(90);
+  });
+
   test("that lies about its states in a way only the run's statistics show is stopped, its packs kept", async () => {
     const many = Array.from({ length: 60 }, (_, b) => [b * 3, b * 3 + 1, b * 3 + 2]);
     const drifting = ["--mode", "drift", "--rows", many.slice(40).flat().join(",")];

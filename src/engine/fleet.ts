@@ -1,6 +1,13 @@
 import { EXIT, RunError } from "../base/errors.ts";
 import type { Log } from "../base/log.ts";
 import type { Stage } from "../base/stage.ts";
+import {
+  type CanaryOptions,
+  chooseCanary,
+  DEFAULT_CANARY,
+  readStatesBytes,
+  relativeError,
+} from "./canary.ts";
 import { refusedRows, type StatesShape } from "./check-states.ts";
 import { type Clock, realClock } from "./clock.ts";
 import { DEFAULT_DRIFT_LIMITS, type DriftLimits, DriftWatch } from "./drift.ts";
@@ -48,6 +55,8 @@ export interface FleetOptions {
   drift?: DriftLimits | null;
   /** Odd packs in a row from one engine before it is stopped (they are kept). Default 3. */
   driftStrikesMax?: number;
+  /** Null: no canary. */
+  canary?: CanaryOptions | null;
   /** How long rows wait for anything to pass that could prove an engine. Default 10 min. */
   knownGoodWaitMs?: number;
   /** The gate: what the first engine must pass, once, before any work. Throws to stop the run. */
@@ -319,6 +328,7 @@ export class Fleet {
       });
       switch (step.kind) {
         case "finish":
+          await this.#canary(one);
           return this.#finish(one);
         case "no-space":
           return this.#noSpace(one, step.reason);
@@ -470,6 +480,36 @@ export class Fleet {
       shard: lane.shard,
       seconds,
     };
+  }
+
+  /** Now and then an engine must agree with itself: a sample of a finished batch is computed again, by itself. */
+  async #canary({ work, good, last: lane }: Case): Promise<void> {
+    const options = this.#options.canary === undefined ? DEFAULT_CANARY : this.#options.canary;
+    if (!options || !lane || (lane.done.batches + 1) % options.everyBatches !== 0) return;
+    const { shape, log } = this.#options;
+    const sample = chooseCanary(work.samples.filter(({ row }) => good.has(row)));
+    if (!sample || !lane.up || !lane.hasRoom || this.#stopping.signal.aborted) return;
+    const again = await this.#pool.recompute(lane, sample);
+    if (!again) return;
+    const stored = await readStatesBytes(work.file, sample.offset, again.length);
+    const error = relativeError(stored, again, shape);
+    if (error <= options.tolerance) {
+      lane.canaryStrikes = 0;
+      return;
+    }
+    const { row } = sample;
+    lane.canaryStrikes += 1;
+    log.error("engine.canary-mismatch", {
+      engine: lane.label,
+      batch: work.batch,
+      row,
+      error,
+      limit: options.tolerance,
+    });
+    if (lane.canaryStrikes >= options.strikesMax) {
+      const found = `relative error ${error.toPrecision(2)}, at most ${options.tolerance} expected`;
+      this.#pool.discredit(lane, `computing row ${row} again gave other states (${found})`);
+    }
   }
 
   #watchDrift(lane: Lane, samples: readonly SampleStates[], batch: number): void {

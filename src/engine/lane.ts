@@ -71,6 +71,7 @@ export class Lane {
   tokensOutstanding = 0;
   culprits: ReadonlySet<number> = new Set();
   driftStrikes = 0;
+  canaryStrikes = 0;
   probesFailed = 0;
   readonly done = { tokens: 0, samples: 0, batches: 0 };
   readonly #engine: FleetEngine;
@@ -305,10 +306,10 @@ function describeMismatch(loaded: Loaded, taps: readonly number[], shape: States
   return null;
 }
 
-/** A scratch file of `bytes` for one engine's probes. */
-export function makeScratch(directory: string, label: string, bytes: number): string {
+/** A scratch file of `bytes`, made anew. */
+export function makeScratch(directory: string, name: string, bytes: number): string {
   mkdirSync(directory, { recursive: true, mode: 0o700 });
-  const file = join(directory, `probe-${label}.bin`);
+  const file = join(directory, `${name}.bin`);
   writeFileSync(file, Buffer.alloc(bytes), { mode: 0o600 });
   return file;
 }

@@ -1,6 +1,7 @@
 import type { Log } from "../base/log.ts";
 import { Stage } from "../base/stage.ts";
 import { Bell } from "./bell.ts";
+import { readStatesBytes } from "./canary.ts";
 import { refusedRows, type StatesShape } from "./check-states.ts";
 import type { Clock } from "./clock.ts";
 import type { Engine } from "./engine.ts";
@@ -113,7 +114,7 @@ export class EnginePool {
   async probe(lane: Lane): Promise<boolean> {
     const sample = { ...this.knownGood!, offset: 0 };
     const bytes = sample.ids.length * this.#shape.taps * this.#shape.hidden * 2;
-    const file = makeScratch(this.#options.scratchDirectory, lane.label, bytes);
+    const file = makeScratch(this.#options.scratchDirectory, `probe-${lane.label}`, bytes);
     if (!lane.up) return false;
     let reason: string;
     try {
@@ -134,6 +135,21 @@ export class EnginePool {
       this.discredit(lane, `it fails row ${sample.row}, which passed before: ${reason}`);
     }
     return false;
+  }
+
+  /** The states of a sample that passed before, computed again; null where that failed, which counts elsewhere. */
+  async recompute(lane: Lane, sample: ExtractSample): Promise<Buffer | null> {
+    const bytes = sample.ids.length * this.#shape.taps * this.#shape.hidden * 2;
+    const file = makeScratch(this.#options.scratchDirectory, `canary-${lane.label}`, bytes);
+    try {
+      const alone = { ...sample, offset: 0 };
+      const answer = await this.ask(lane, { attempt: 1, file, samples: [alone] });
+      if (refusedRows([alone], answer.samples, this.#shape).length > 0) return null;
+      return await readStatesBytes(file, 0, bytes);
+    } catch (error) {
+      if (error instanceof EngineError) return null;
+      throw error;
+    }
   }
 
   /** Resolves with an engine that has room for a batch among others: `preferred` if it has. */

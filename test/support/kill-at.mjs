@@ -1,4 +1,4 @@
-// Preloaded into a supervisor (`node --import kill-at.mjs dist/cli.js ...`, worker threads inherit it): a real SIGKILL
+// Preloaded into a supervisor and its worker threads (NODE_OPTIONS=--import=kill-at.mjs; engines get none): a real SIGKILL
 // of the process at an exact place. FOREBAY_TEST_KILL = {point, nth, delayMs, counter}: the nth time that `point` is
 // passed, over all threads (they count in the file `counter`), the process dies, `delayMs` later where that is not 0.
 import fs from "node:fs";

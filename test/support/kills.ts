@@ -59,8 +59,8 @@ export async function killAt(
   const counter = subject.machine.path("kill-counter");
   writeFileSync(counter, "");
   const { signal, code, stderr } = await subject.machine.run(runArgs(subject), {
-    nodeArgs: ["--import", PRELOAD],
-    env: { FOREBAY_TEST_KILL: JSON.stringify({ ...kill, counter }) },
+    // By the environment and not by an argument: worker threads are started without the program's own.
+    env: { NODE_OPTIONS: `--import=${PRELOAD}`, FOREBAY_TEST_KILL: JSON.stringify({ ...kill, counter }) },
   });
   if (signal === "SIGKILL") return true;
   if (code === 0) return false;
@@ -111,7 +111,10 @@ export async function packHashesS3(
 /** The same for a `file:` store. */
 export function packHashesDirectory(directory: string): Map<string, string> {
   const files = readdirSync(join(directory, "packs"), { recursive: true, encoding: "utf8" });
-  const packs = files.filter((file) => statSync(join(directory, "packs", file)).isFile());
+  // A kill between link and unlink leaves a temporary, which is no object; the store removes old ones at a start.
+  const isPack = (file: string) =>
+    statSync(join(directory, "packs", file)).isFile() && !file.endsWith(".tmp");
+  const packs = files.filter(isPack);
   return new Map(
     packs.map((file) => [`packs/${file}`, sha256(readFileSync(join(directory, "packs", file)))]),
   );

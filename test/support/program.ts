@@ -42,8 +42,8 @@ export class Machine {
     return join(this.root, ...names);
   }
 
-  start(args: string[], options: { nodeArgs?: string[]; env?: Record<string, string> } = {}): Running {
-    const child = spawn(process.execPath, [...(options.nodeArgs ?? []), CLI, ...args], {
+  start(args: string[], options: { env?: Record<string, string> } = {}): Running {
+    const child = spawn(process.execPath, [CLI, ...args], {
       cwd: join(this.root, "work"),
       env: { ...this.env, ...options.env },
       stdio: ["ignore", "pipe", "pipe"],
@@ -62,7 +62,7 @@ export class Machine {
     return { child, ended };
   }
 
-  run(args: string[], options: { nodeArgs?: string[]; env?: Record<string, string> } = {}): Promise<Ended> {
+  run(args: string[], options: { env?: Record<string, string> } = {}): Promise<Ended> {
     return this.start(args, options).ended;
   }
 

@@ -38,6 +38,10 @@ class Model:
         return self.whole.get_output_embeddings()(states).float()
 
 
+# A log is no place for a moving bar.
+transformers.utils.logging.disable_progress_bar()
+
+
 class _Enough(Exception):
     """The last tap is reached; what comes after is not wanted."""
 

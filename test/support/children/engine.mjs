@@ -24,6 +24,7 @@ const MODES = [
   "twice", "wrong-id", "wrong-attempt", "forgets", "unknown-row", "row-twice", "progress-backwards",
   "wrong-checksum", "too-few-bytes", "wrong-tokens", "nan", "zeros", "constant", "other-sample", "constant-lie",
   "fail-rows", "oom", "enospc", "flood-stderr", "slow-exit", "drift",
+  "mixes-up",
 ]; // biome-ignore format: a list to read
 
 const { values } = parseArgs({
@@ -172,7 +173,7 @@ async function extract(message) {
     }
     if (values["forward-ms"] !== "0") await new Promise((r) => setTimeout(r, Number(values["forward-ms"])));
     if (bad === "fail-rows" && isBad(sample.row)) failed.push(sample.row);
-    else answers.push(one(sample, fd, isBad(sample.row) ? bad : undefined));
+    else answers.push(one(sample, fd, isBad(sample.row) ? bad : undefined, samples));
     forwards += 1;
     done += tokens;
     say({ type: "progress", id, tokens_done: done, tokens_total: total });
@@ -203,10 +204,13 @@ async function extract(message) {
 }
 
 /** Writes one sample's states and describes them. */
-function one({ row, ids, offset }, fd, bad) {
+function one({ row, ids, offset }, fd, bad, all = []) {
   // The states of another sample (of the one before, or of the ids shifted by one), honestly described.
   const ran = bad === "other-sample" ? ids.map((id, i) => (last?.ids[i] ?? id) + 1) : ids;
-  const bytes = states(ran, bad);
+  // The states of its neighbour, described as its own: only somebody who computes it alone finds out.
+  const neighbour =
+    bad === "mixes-up" && all.length > 1 ? ids.map((id, i) => all.at(-1).ids[i] ?? id + 5) : null;
+  const bytes = states(neighbour ?? ran, bad);
   const written = bad === "too-few-bytes" ? bytes.length - 16 : bytes.length;
   if (fd !== undefined) writeSync(fd, bytes, 0, written, offset);
   return {
