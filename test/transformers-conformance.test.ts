@@ -28,9 +28,6 @@ function transformers(model: string, taps: number[]): EngineUnderTest {
   };
 }
 
-describeEngine("transformers on random-qwen3", () =>
-  transformers("fixtures/models/random-qwen3", [0, 2, 4, 5]),
-);
 describeEngine("transformers on the multimodal hybrid", () =>
   transformers("fixtures/models/random-qwen3_5-vl", [0, 1, 3]),
 );

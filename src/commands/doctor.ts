@@ -5,6 +5,8 @@ import { formatBytes } from "../base/bytes.ts";
 import { describeError, EXIT, RunError } from "../base/errors.ts";
 import { silentLog } from "../base/log.ts";
 import { SETTINGS } from "../config/settings.ts";
+import { engineEnvironment } from "../engine/environment.ts";
+import { choosePython, needPython } from "../engine/transformers.ts";
 import { readModelConfig } from "../model/config.ts";
 import { watchGpus } from "../monitor/nvidia-smi.ts";
 import { broken, type Finding, ok, weak } from "./doctor-checks.ts";
@@ -61,7 +63,29 @@ async function* examine(call: Call): AsyncGenerator<Finding> {
     cores: availableParallelism(),
     memory_bytes: totalmem(),
   });
+  yield examinePython(call);
   yield* await examineGpus(call);
+}
+
+/** The transformers engine is optional: what it lacks is told, and breaks nothing. */
+function examinePython({ io, settings }: Call): Finding {
+  const python = choosePython(settings.values.python, io.env);
+  try {
+    const found = needPython(python, engineEnvironment(io.env));
+    return ok(
+      "engine",
+      `transformers: ${Object.entries(found)
+        .map((pair) => pair.join(" "))
+        .join(", ")}`,
+    );
+  } catch (error) {
+    const hint = error instanceof RunError ? error.hint : undefined;
+    return weak(
+      "engine",
+      `transformers: ${python}: ${describeError(error)}`,
+      `only for --engine transformers: ${hint}`,
+    );
+  }
 }
 
 function examineModel(directory: string): Finding {

@@ -4,6 +4,8 @@ import type { SettingValues } from "../config/settings.ts";
 import type { EngineCommand } from "../engine/child.ts";
 import { engineEnvironment, refusedEngineEnv } from "../engine/environment.ts";
 import { onnxEngineCommand } from "../engine/onnx/command.ts";
+import { choosePython, needPython, transformersEngineCommand } from "../engine/transformers.ts";
+import { choosePython, needPython, transformersEngineCommand } from "../engine/transformers.ts";
 
 /** How to start each engine, and what all of them are told at `load`. */
 export interface EnginePlan {
@@ -26,9 +28,12 @@ export function planEngines(values: SettingValues, env: NodeJS.ProcessEnv): Engi
       exit: EXIT.usage,
     });
   }
-  const commands = Array.from({ length: count }, (_, engine) =>
-    commandFor(values, engineEnvironment(env, { extra, device: devices?.[engine % devices.length] ?? null })),
-  );
+  const commands = Array.from({ length: count }, (_, engine) => {
+    const device = devices?.[engine % devices.length] ?? null;
+    return commandFor(values, engineEnvironment(env, { extra, device }), env);
+  });
+  // Asked once: all engines use the same Python.
+  if (values.engine === "transformers") needPython(choosePython(values.python, env), commands[0]!.env);
   return {
     commands,
     options: {
@@ -41,18 +46,34 @@ export function planEngines(values: SettingValues, env: NodeJS.ProcessEnv): Engi
   };
 }
 
-function commandFor({ engine }: SettingValues, env: Record<string, string>): EngineCommand {
-  switch (engine) {
+/** The devices of one engine, as CUDA_VISIBLE_DEVICES names them; null: whatever it sees. */
+function devicesOf(engine: number, engines: number, devices: string[] | null): string | null {
+  if (!devices) return null;
+  if (engines >= devices.length) return devices[engine % devices.length] ?? null;
+  const [start, end] = [engine, engine + 1].map((n) => Math.floor((n * devices.length) / engines));
+  return devices.slice(start, end).join(",");
+}
+
+function commandsFor(
+  values: SettingValues,
+  environments: Record<string, string>[],
+  env: NodeJS.ProcessEnv,
+): EngineCommand[] {
+  switch (values.engine) {
     case "onnx":
-      return onnxEngineCommand({ env });
-    case "transformers":
+      return environments.map((environment) => onnxEngineCommand({ env: environment }));
+    case "transformers": {
+      const python = choosePython(values.python, env);
+      needPython(python, environments[0]!);
+      return environments.map((environment) => transformersEngineCommand({ python, env: environment }));
+    }
     case "vllm":
       throw new RunError({
         op: "start engine",
-        subject: `--engine ${engine}`,
-        message: `this version does not have the ${engine} engine yet`,
+        subject: `--engine ${values.engine}`,
+        message: `this version does not have the ${values.engine} engine yet`,
         safe: "nothing was started",
-        hint: "--engine onnx runs Llama, Qwen2 and Qwen3 models on CPUs",
+        hint: "--engine transformers runs any causal language model, --engine onnx Llama, Qwen2 and Qwen3 on CPUs",
         exit: EXIT.configuration,
       });
   }

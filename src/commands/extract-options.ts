@@ -57,7 +57,7 @@ export function extractOptions(input: {
 }
 
 /** Which run it is: only this part of the settings decides its identity. */
-export function runRequest(verb: "run" | "resume", settings: Resolved): RunRequest {
+function runRequest(verb: "run" | "resume", settings: Resolved): RunRequest {
   const { values } = settings;
   const modelDirectory = requireSetting(settings, "model");
   const fresh = verb === "run";
@@ -95,7 +95,7 @@ export function tapBlocks(settings: Resolved): number[] {
 }
 
 /** An eighth of the memory, within bounds: packs in flight live outside the JavaScript heap. */
-export function defaultInflightBytes(memoryBytes: number): number {
+function defaultInflightBytes(memoryBytes: number): number {
   return Math.min(INFLIGHT_BYTES_MAX, Math.max(INFLIGHT_BYTES_MIN, Math.floor(memoryBytes / 8)));
 }
 

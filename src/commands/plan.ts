@@ -89,7 +89,7 @@ function progressOf({ io }: Call): ((progress: { rows: number }) => void) | unde
 }
 
 /** "1Gb/s", "10Gbit/s" or "125MB/s" in bytes a second: a small b is bits. */
-export function parseRate(text: string): number {
+function parseRate(text: string): number {
   const match = /^\s*([\d.]+)\s*([kMGT]?)(b|bit|bps|B)(?:\/s|ps)?\s*$/.exec(text);
   if (!match) {
     throw new RunError({

@@ -74,7 +74,7 @@ function parseSettings(texts: ReadonlyMap<string, string>): UploadSettings {
   return settings;
 }
 
-export function notRunning(address: string, directory: string): RunError {
+function notRunning(address: string, directory: string): RunError {
   return new RunError({
     op: "find run",
     subject: address,

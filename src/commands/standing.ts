@@ -29,7 +29,7 @@ export async function standingOf(directory: string): Promise<Standing> {
   return { look, status: readStatusDocument(directory), live: false };
 }
 
-export function readStatusDocument(directory: string): StatusDocument | null {
+function readStatusDocument(directory: string): StatusDocument | null {
   try {
     return StatusDocument.parse(JSON.parse(readFileSync(join(directory, FILES.status), "utf8")));
   } catch {

@@ -43,7 +43,7 @@ export const stop: VerbSpec = {
   },
 };
 
-export function isRunning(look: RunDirectory): boolean {
+function isRunning(look: RunDirectory): boolean {
   return look.supervisor?.alive === true || look.keeper?.alive === true;
 }
 

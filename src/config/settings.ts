@@ -42,7 +42,7 @@ const FINDS_RUN = ["run", "resume", "restart", "status", "logs", "stop", "set"] 
 
 export type Verb = (typeof TAKES_DATASET | typeof TOUCHES_STORE | typeof FINDS_RUN)[number] | "taps";
 
-export interface Setting<T> {
+interface Setting<T> {
   /** The flag without its dashes; also the key in run.yaml, and FOREBAY_... in the environment. */
   name: string;
   kind: Kind<unknown>;
@@ -264,7 +264,7 @@ export const SETTINGS = {
   ),
 };
 
-export type Settings = typeof SETTINGS;
+type Settings = typeof SETTINGS;
 export type SettingKey = keyof Settings;
 export type SettingValues = { [K in SettingKey]: Settings[K]["default"] };
 

@@ -1,5 +1,5 @@
 import { createHash } from "node:crypto";
-import { existsSync, mkdirSync, readFileSync, rmSync, statSync } from "node:fs";
+import { existsSync, mkdirSync, readFileSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
 import { EXIT, errnoOf, RunError } from "../base/errors.ts";
@@ -110,10 +110,6 @@ export function readRecord<T>(path: string, schema: z.ZodType<T>): T | null {
   } catch {
     return null;
   }
-}
-
-export function removeRecord(path: string): void {
-  rmSync(path, { force: true });
 }
 
 /** What stands in a run directory. `alive` means the very process that wrote the record, not one with its pid. */

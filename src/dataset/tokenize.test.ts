@@ -334,6 +334,12 @@ describe("the directory it makes", () => {
     expect(existsSync(join(directory, "out"))).toBe(false);
   });
 
+  it("is not made when a thread dies", async () => {
+    // Beside the source there is no compiled worker entry, so each thread dies at its start.
+    await expect(tokenize(reference, { threads: 2 })).rejects.toThrow("tokenize-worker.js");
+    expect(readdirSync(directory)).toEqual(["in.jsonl"]);
+  });
+
   it("is not made by an abort", async () => {
     const signal = AbortSignal.abort(new Error("enough"));
     await expect(tokenize(reference, { signal })).rejects.toThrow("enough");

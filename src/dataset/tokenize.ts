@@ -104,14 +104,16 @@ async function copyRows(
     for await (const chunk of chunksInRange(options)) {
       options.signal?.throwIfAborted();
       if (underWay.length >= pool.chunksMax) await settleOldest();
-      underWay.push(pool.tokenize(chunk));
+      const tokens = pool.tokenize(chunk);
+      // It is awaited in its turn; until then a failure must not count as unhandled.
+      tokens.catch(() => {});
+      underWay.push(tokens);
     }
     while (underWay.length > 0) {
       options.signal?.throwIfAborted();
       await settleOldest();
     }
   } finally {
-    // Those still under way after a failure must not become unhandled.
     await Promise.allSettled(underWay);
   }
   return counts;

@@ -485,10 +485,13 @@ export class Fleet {
   /** Now and then an engine must agree with itself: a sample of a finished batch is computed again, by itself. */
   async #canary({ work, good, last: lane }: Case): Promise<void> {
     const options = this.#options.canary === undefined ? DEFAULT_CANARY : this.#options.canary;
-    if (!options || !lane || (lane.done.batches + 1) % options.everyBatches !== 0) return;
+    if (!options || !lane) return;
+    lane.batchesSinceCanary += 1;
+    if (lane.batchesSinceCanary < options.everyBatches) return;
     const { shape, log } = this.#options;
     const sample = chooseCanary(work.samples.filter(({ row }) => good.has(row)));
     if (!sample || !lane.up || !lane.hasRoom || this.#stopping.signal.aborted) return;
+    lane.batchesSinceCanary = 0;
     const again = await this.#pool.recompute(lane, sample);
     if (!again) return;
     const stored = await readStatesBytes(work.file, sample.offset, again.length);

@@ -72,6 +72,7 @@ export class Lane {
   culprits: ReadonlySet<number> = new Set();
   driftStrikes = 0;
   canaryStrikes = 0;
+  batchesSinceCanary = 0;
   probesFailed = 0;
   readonly done = { tokens: 0, samples: 0, batches: 0 };
   readonly #engine: FleetEngine;

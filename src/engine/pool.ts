@@ -1,3 +1,4 @@
+import { rm } from "node:fs/promises";
 import type { Log } from "../base/log.ts";
 import { Stage } from "../base/stage.ts";
 import { Bell } from "./bell.ts";
@@ -140,7 +141,7 @@ export class EnginePool {
   /** The states of a sample that passed before, computed again; null where that failed, which counts elsewhere. */
   async recompute(lane: Lane, sample: ExtractSample): Promise<Buffer | null> {
     const bytes = sample.ids.length * this.#shape.taps * this.#shape.hidden * 2;
-    const file = makeScratch(this.#options.scratchDirectory, `canary-${lane.label}`, bytes);
+    const file = makeScratch(this.#options.scratchDirectory, `canary-${lane.label}-${sample.row}`, bytes);
     try {
       const alone = { ...sample, offset: 0 };
       const answer = await this.ask(lane, { attempt: 1, file, samples: [alone] });
@@ -149,6 +150,8 @@ export class EnginePool {
     } catch (error) {
       if (error instanceof EngineError) return null;
       throw error;
+    } finally {
+      await rm(file, { force: true });
     }
   }
 
