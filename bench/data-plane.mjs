@@ -235,6 +235,7 @@ async function startVersitygw() {
   };
   const args = ["--port", `127.0.0.1:${port}`, "--quiet", "--keep-alive", "posix", data];
   start(binary, args, { ROOT_ACCESS_KEY: server.id, ROOT_SECRET_KEY: server.secret });
+  process.env.AWS_SDK_JS_NODE_VERSION_SUPPORT_WARNING_DISABLED = "true";
   const client = new S3Client({
     endpoint: server.endpoint,
     region: "us-east-1",

@@ -52,7 +52,9 @@ async function main() {
   const uploaded = await sinkBytes();
   console.log(`meanwhile uploaded: ${(uploaded / 1e6).toFixed(0)} MB/s of packs; ${streams.length} streams`);
   const { p50, p99 } = results["/api/status"];
-  console.log(JSON.stringify({ p50_ms: round(p50), p99_ms: round(p99), uploaded_mb_s: round(uploaded / 1e6) }));
+  console.log(
+    JSON.stringify({ p50_ms: round(p50), p99_ms: round(p99), uploaded_mb_s: round(uploaded / 1e6) }),
+  );
 }
 
 async function startSink() {
@@ -94,7 +96,12 @@ async function startSupervisor(sinkPort) {
   };
   const child = spawn(
     process.execPath,
-    ["--import", join(ROOT, "bench/monitor/beside.mjs"), join(ROOT, "bench/data-plane/forebay.mjs"), JSON.stringify(options)],
+    [
+      "--import",
+      join(ROOT, "bench/monitor/beside.mjs"),
+      join(ROOT, "bench/data-plane/forebay.mjs"),
+      JSON.stringify(options),
+    ],
     {
       stdio: ["ignore", "inherit", "inherit", "ipc"],
       env: { ...process.env, AWS_ACCESS_KEY_ID: "bench", AWS_SECRET_ACCESS_KEY: "bench" },

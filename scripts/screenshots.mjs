@@ -16,7 +16,12 @@ const ROOT = dirname(dirname(fileURLToPath(import.meta.url)));
 const IMAGES = join(ROOT, "docs/images");
 const CLI = join(ROOT, "dist/cli.js");
 const PICTURES = [
-  { name: "page-light", colorScheme: "light", viewport: { width: 1280, height: 1240 }, deviceScaleFactor: 1.5 },
+  {
+    name: "page-light",
+    colorScheme: "light",
+    viewport: { width: 1280, height: 1240 },
+    deviceScaleFactor: 1.5,
+  },
   { name: "page-dark", colorScheme: "dark", viewport: { width: 1280, height: 1240 }, deviceScaleFactor: 1.5 },
   { name: "page-phone", colorScheme: "light", viewport: { width: 390, height: 1000 }, deviceScaleFactor: 2 },
 ];
@@ -70,7 +75,10 @@ async function withRealRun(use) {
   let run;
   try {
     writeFileSync(join(scratch, "chats.jsonl"), longerDataset());
-    await forebay(["tokenize", "--model", model, "--input", join(scratch, "chats.jsonl"), "--output", data], env);
+    await forebay(
+      ["tokenize", "--model", model, "--input", join(scratch, "chats.jsonl"), "--output", data],
+      env,
+    );
     const port = await freePort();
     run = spawn(
       process.execPath,
@@ -103,7 +111,8 @@ function longerDataset() {
 
 async function untilWorthAPicture(page, run) {
   for (;;) {
-    if (run.exitCode !== null) throw new Error(`the run ended with ${run.exitCode} before its picture was taken`);
+    if (run.exitCode !== null)
+      throw new Error(`the run ended with ${run.exitCode} before its picture was taken`);
     await sleep(1_000);
     const document = await fetch(`${page}/api/status`).then(
       (answer) => answer.json(),

@@ -16,8 +16,8 @@ const shape = { taps, hidden, hasLossMask: true, metadataBytes: metadataBytesOf(
 const ids = Int32Array.from({ length: tokens }, (_, i) => i);
 const lossMask = new Uint8Array(tokens).fill(1);
 const nowMs = () => performance.now();
-/** Packs that go before the clock starts: threads started, the SDK loaded, connections open. boto3 gets the same. */
-const WARM = 4;
+/** Packs that go before the clock starts: threads and connections open, buffers touched. boto3 is warmed up too. */
+const WARM = 8;
 
 const layoutOf = (index) => {
   const first = index * samplesPerPack;
@@ -68,7 +68,9 @@ async function produce(index) {
 }
 
 const uploader = startUploader();
-for (let index = packs; index < packs + WARM; index += 1) uploader.enqueue(...(await produce(index)));
+const warm = [];
+for (let index = packs; index < packs + WARM; index += 1) warm.push(await produce(index));
+for (const [pack, expected] of warm) uploader.enqueue(pack, expected);
 await uploader.idle();
 
 const waiting = [];

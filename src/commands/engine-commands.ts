@@ -5,7 +5,6 @@ import type { EngineCommand } from "../engine/child.ts";
 import { engineEnvironment, refusedEngineEnv } from "../engine/environment.ts";
 import { onnxEngineCommand } from "../engine/onnx/command.ts";
 import { choosePython, needPython, transformersEngineCommand } from "../engine/transformers.ts";
-import { choosePython, needPython, transformersEngineCommand } from "../engine/transformers.ts";
 
 /** How to start each engine, and what all of them are told at `load`. */
 export interface EnginePlan {
@@ -28,15 +27,14 @@ export function planEngines(values: SettingValues, env: NodeJS.ProcessEnv): Engi
       exit: EXIT.usage,
     });
   }
-  const commands = Array.from({ length: count }, (_, engine) => {
-    const device = devices?.[engine % devices.length] ?? null;
-    return commandFor(values, engineEnvironment(env, { extra, device }), env);
-  });
-  // Asked once: all engines use the same Python.
-  if (values.engine === "transformers") needPython(choosePython(values.python, env), commands[0]!.env);
+  const environments = Array.from({ length: count }, (_, engine) =>
+    engineEnvironment(env, { extra, device: devicesOf(engine, count, devices) }),
+  );
   return {
-    commands,
+    commands: commandsFor(values, environments, env),
     options: {
+      // Fewer engines than devices: each model over several of them.
+      device_map: devices && devices.length > count ? "auto" : null,
       threads: values.threads ?? Math.max(1, Math.floor(availableParallelism() / count)),
       forward_tokens: values.forwardTokens,
       attn: values.attn,

@@ -132,7 +132,7 @@ export class Fleet {
   readonly #pulling = new Set<Lane>();
   /** Batches that wait for any row to pass. */
   #waitingForGood = 0;
-  #fatal: unknown = null;
+  #fatal: Error | null = null;
   #finished = false;
   /** Comes up before the others; until `prepare` has passed in it, they wait. */
   #leader: Lane | null = null;
@@ -573,7 +573,7 @@ export class Fleet {
 
   #stopRun(error: unknown): void {
     if (this.#fatal !== null) return;
-    this.#fatal = error;
+    this.#fatal = error instanceof Error ? error : new Error(String(error));
     this.#stopping.abort();
     this.#pool.bell.ring();
     for (const lane of this.#pool.lanes) void lane.close(true);

@@ -102,17 +102,15 @@ export class BatchLoop {
       done: (outcome) => this.#done(outcome),
     });
     this.#fleet = fleet;
-    let stopping: Promise<void> | null = null;
-    const onStop = () => {
-      stopping ??= fleet.stop(graceMs);
-    };
+    const stopping: Promise<void>[] = [];
+    const onStop = () => void stopping.push(fleet.stop(graceMs));
     if (stop.aborted) return;
     stop.addEventListener("abort", onStop, { once: true });
     try {
       await fleet.run();
     } finally {
       stop.removeEventListener("abort", onStop);
-      await stopping;
+      await Promise.all(stopping);
       for (const [batch, { reservation }] of this.#claimed) {
         this.#options.tally.move(batch, null);
         await reservation.drop();
@@ -229,7 +227,7 @@ export class BatchLoop {
     packStage.remove(slot);
     this.#claimed.delete(batch);
     tally.move(batch, "ready");
-    board.computed(outcome.shard, amountOf(prepared.plan, batch));
+    board.computed(outcome.shard, amountOf(prepared.plan, batch), outcome.seconds);
     uploader.enqueue(ready, { identity, layout });
   }
 

@@ -14,11 +14,19 @@ export interface UploadState {
   mbPerS: number;
 }
 
-/** One look at the pipeline; `stages` hold the session's seconds, in the order compute ... verify. */
+/**
+ * One look at the pipeline; `stages` hold the session's seconds, in the order compute ... verify:
+ * compute busy with batches, blocked while up without one (or writing, see `engineWriteS`), starved while loading;
+ * disk blocked while engines wait for room in the spool; a connection's time is upload.busy (PUT), verify.busy,
+ * disk.busy (reading and deleting; engines' writing comes on top), or idle: upload.blocked while packs wait
+ * nevertheless, upload.starved while none do.
+ */
 export interface PipelineLook {
   /** Seconds, monotonic. */
   atS: number;
   stages: readonly StageStatus[];
+  /** Engine seconds spent writing states into the spool; part of compute.blocked. */
+  engineWriteS: number;
   uploads: UploadState;
 }
 
@@ -28,24 +36,16 @@ export interface AdviceContext {
 }
 
 type StageName = StageStatus["name"];
-
-/** A stage within the window: shares of its slots' time, 0-1. */
-interface StageShare {
-  name: StageName;
-  busy: number;
-  starved: number;
-  blocked: number;
-  queueGrowth: number;
-  queue: number;
-}
+type Shares = Record<"busy" | "starved" | "blocked", number>;
 
 /** Long enough to hold several batches of a slow engine, short enough that the verdict follows a change. */
 const WINDOW_S = 30;
 const WINDOW_S_MIN = 5;
+/** Below this share of their time engines are not held up. */
 const BLOCKED_SHARE = 0.1;
 const BUSY_SHARE = 0.85;
-/** Below this nobody downstream can be called the one everybody waits for. */
-const WORKING_SHARE = 0.5;
+/** Connections that are idle for want of packs more than this are not what anybody waits for. */
+const IDLE_SHARE = 0.3;
 const THROTTLED_SHARE = 0.01;
 
 /** Keeps the last half minute of looks, so that the verdict is about now and not about the run's beginning. */
@@ -67,22 +67,28 @@ export class BottleneckWatch {
 }
 
 /**
- * Which stage limits the run between two looks, and what to do about it. As in Flink's back-pressure monitor:
- * from the sink up, the first stage that is not blocked itself while the one before it is; where nothing is
- * blocked, the stage that is always busy.
+ * Which stage limits the run between two looks, and what to do about it. In the manner of Flink's back-pressure
+ * monitor: a stage limits the run when the one before it is held up and it is not; what holds nobody up, however
+ * slow, does not limit. Engines are the first stage, so all begins with whether they are held up.
  */
 export function findBottleneck(first: PipelineLook, last: PipelineLook, context: AdviceContext): Bottleneck {
   const windowS = last.atS - first.atS;
   if (windowS < WINDOW_S_MIN) return unknown();
-  const shares = last.stages.map((stage, index) => shareOf(first.stages[index], stage));
-  const trust = Math.min(1, windowS / WINDOW_S);
-  const window: Window = { first, last, shares, context, trust };
+  const seconds = secondsBetween(first, last);
+  const writeS = Math.max(0, last.engineWriteS - first.engineWriteS);
+  const window: Window = {
+    first,
+    last,
+    context,
+    trust: Math.min(1, windowS / WINDOW_S),
+    compute: sharesOf(seconds.compute, 0),
+    pack: sharesOf(seconds.pack, windowS),
+    writing: writeS / Math.max(1e-9, sumOf(seconds.compute)),
+    connections: connectionShares(seconds, writeS),
+    waitingForRoom: seconds.disk.blocked / windowS,
+  };
 
-  if (shares.every((share) => share.busy + share.blocked < 0.02)) {
-    return { stage: null, cause: "none", confidence: trust, advice: "Nothing is being worked on just now." };
-  }
-  const limiting = waitedFor(shares) ?? filling(shares) ?? alwaysBusy(shares);
-  switch (limiting) {
+  switch (limiting(window)) {
     case "compute":
       return computeLimits(window);
     case "pack":
@@ -113,63 +119,90 @@ export function engineSecondsLost(stages: readonly StageStatus[]): number | null
 interface Window {
   first: PipelineLook;
   last: PipelineLook;
-  shares: StageShare[];
   context: AdviceContext;
   /** How much of a full window was seen, 0-1. */
   trust: number;
+  /** Shares of the engines' time, of which `writing` is part of blocked. */
+  compute: Shares;
+  writing: number;
+  pack: Shares;
+  /** Shares of the time of all connections; they add up to 1. */
+  connections: { put: number; verify: number; disk: number; heldUp: number; idle: number };
+  /** Share of the window in which some engine waited for room in the spool. */
+  waitingForRoom: number;
 }
 
-/** "budget": everybody waits for room that nobody is busy making. */
-type Limiting = StageName | "budget";
+/** "budget": engines wait for room that nobody is busy making. */
+function limiting(window: Window): StageName | "budget" | null {
+  const { compute, writing, pack, connections, waitingForRoom } = window;
+  if (compute.blocked > BLOCKED_SHARE) {
+    if (writing > BLOCKED_SHARE && writing >= compute.blocked / 2) return "disk";
+    if (pack.busy >= BUSY_SHARE) return "pack";
+    if (connections.idle <= IDLE_SHARE) return busiestOf(connections);
+    return waitingForRoom > BLOCKED_SHARE ? "budget" : null;
+  }
+  // Uploads that fall behind while the spool has room will hold the engines up once it is full.
+  if (connections.idle <= 1 - BUSY_SHARE && uploadQueueGrowth(window) >= 2) return busiestOf(connections);
+  return compute.busy >= BUSY_SHARE ? "compute" : null;
+}
 
-function shareOf(before: StageStatus | undefined, now: StageStatus): StageShare {
-  const spent = (state: "busy" | "starved" | "blocked") => Math.max(0, now[state] - (before?.[state] ?? 0));
-  const seconds = { busy: spent("busy"), starved: spent("starved"), blocked: spent("blocked") };
-  const total = seconds.busy + seconds.starved + seconds.blocked;
-  const share = (part: number) => (total > 0 ? part / total : 0);
+function busiestOf({ put, verify, disk, heldUp }: Window["connections"]): StageName {
+  if (verify > put + heldUp && verify >= disk) return "verify";
+  return disk > put + heldUp ? "disk" : "upload";
+}
+
+function uploadQueueGrowth({ first, last }: Window): number {
+  const queueOf = (look: PipelineLook) => look.stages.find(({ name }) => name === "upload")?.queue ?? 0;
+  return queueOf(last) - queueOf(first);
+}
+
+function secondsBetween(first: PipelineLook, last: PipelineLook): Record<StageName, Shares> {
+  const seconds = (name: StageName): Shares => {
+    const now = last.stages.find((stage) => stage.name === name);
+    const before = first.stages.find((stage) => stage.name === name);
+    const spent = (state: keyof Shares) => Math.max(0, (now?.[state] ?? 0) - (before?.[state] ?? 0));
+    return { busy: spent("busy"), starved: spent("starved"), blocked: spent("blocked") };
+  };
   return {
-    name: now.name,
-    busy: share(seconds.busy),
-    starved: share(seconds.starved),
-    blocked: share(seconds.blocked),
-    queueGrowth: now.queue - (before?.queue ?? now.queue),
-    queue: now.queue,
+    compute: seconds("compute"),
+    pack: seconds("pack"),
+    disk: seconds("disk"),
+    upload: seconds("upload"),
+    verify: seconds("verify"),
   };
 }
 
-/** The stage that a blocked one waits for. */
-function waitedFor(shares: StageShare[]): Limiting | null {
-  const blockedAt = shares.findLastIndex((share) => share.blocked > BLOCKED_SHARE);
-  if (blockedAt < 0) return null;
-  const downstream = shares.slice(blockedAt + 1);
-  const [next] = downstream;
-  // The sink has nothing to wait for but itself.
-  if (!next) return shares[blockedAt]!.name;
-  if (next.busy >= WORKING_SHARE) return next.name;
-  // A stage of short work (packing is a rename) may stand between the one that waits and the one that works.
-  const busiest = downstream.reduce((most, share) => (share.busy > most.busy ? share : most));
-  if (busiest.busy >= WORKING_SHARE) return busiest.name;
-  return shares[blockedAt]!.name === "upload" ? next.name : "budget";
+function sumOf({ busy, starved, blocked }: Shares): number {
+  return busy + starved + blocked;
 }
 
-/** Uploads that fall behind while the spool still has room: they will block the engines once it is full. */
-function filling(shares: StageShare[]): Limiting | null {
-  const upload = shares.find((share) => share.name === "upload");
-  if (!upload) return null;
-  return upload.busy >= BUSY_SHARE && upload.queueGrowth >= 2 ? "upload" : null;
+/** Of the stage's own time, or of `atLeastS` where its slots exist only while they work. */
+function sharesOf(seconds: Shares, atLeastS: number): Shares {
+  const total = Math.max(sumOf(seconds), atLeastS, 1e-9);
+  return { busy: seconds.busy / total, starved: seconds.starved / total, blocked: seconds.blocked / total };
 }
 
-function alwaysBusy(shares: StageShare[]): Limiting | null {
-  // Engines that are always busy are what the whole machine is for, so compute is asked first.
-  return shares.find((share) => share.busy >= BUSY_SHARE)?.name ?? null;
+function connectionShares(
+  { disk, upload, verify }: Record<StageName, Shares>,
+  engineWriteS: number,
+): Window["connections"] {
+  const diskS = Math.max(0, disk.busy - engineWriteS);
+  const total = sumOf(upload) + verify.busy + diskS;
+  // Before any connection had anything to do they are as idle as can be.
+  if (total === 0) return { put: 0, verify: 0, disk: 0, heldUp: 0, idle: 1 };
+  return {
+    put: upload.busy / total,
+    verify: verify.busy / total,
+    disk: diskS / total,
+    heldUp: upload.blocked / total,
+    idle: upload.starved / total,
+  };
 }
 
-function computeLimits({ last, shares, trust }: Window): Bottleneck {
-  const upload = shares.find((share) => share.name === "upload");
+function computeLimits({ connections, last, trust }: Window): Bottleneck {
+  const working = 1 - connections.idle;
   const spare =
-    upload && upload.busy > 0 && upload.busy < 0.7 && last.uploads.mbPerS > 0
-      ? ` Uploads use ${percent(upload.busy)} of what they have open.`
-      : "";
+    last.uploads.mbPerS > 0 ? ` Connections to the store have work ${percent(working)} of their time.` : "";
   return {
     stage: "compute",
     cause: "engine",
@@ -178,52 +211,55 @@ function computeLimits({ last, shares, trust }: Window): Bottleneck {
   };
 }
 
-function packLimits({ trust, shares }: Window): Bottleneck {
+function packLimits(window: Window): Bottleneck {
   return {
     stage: "pack",
     cause: "engine",
-    confidence: trust * clarity(shares),
+    confidence: certainty(window),
     advice: "Checking and naming packs takes longer than making them: give the supervisor more CPU.",
   };
 }
 
-function diskLimits({ trust, shares, context }: Window): Bottleneck {
+function diskLimits(window: Window): Bottleneck {
+  const { compute, writing, context } = window;
   return {
     stage: "disk",
     cause: "fsync",
-    confidence: trust * clarity(shares),
+    confidence: certainty(window),
     advice:
-      `Engines wait ${engineWait(shares)} of their time for the spool's disk to take what they write. ` +
-      `Put the spool on a faster disk or in memory: forebay restart ${context.address} --spool /dev/shm/forebay`,
+      `Engines are held up ${percent(Math.max(writing, compute.blocked))} of their time by the spool's disk. ` +
+      `Put the spool on a faster one or in memory: forebay restart ${context.address} --spool /dev/shm/forebay`,
   };
 }
 
-function budgetLimits({ trust, shares, context }: Window): Bottleneck {
+function budgetLimits(window: Window): Bottleneck {
+  const { compute, context } = window;
   return {
     stage: "disk",
     cause: "budget",
-    confidence: trust * clarity(shares),
+    confidence: certainty(window),
     advice:
-      `Engines wait ${engineWait(shares)} of their time for room in the spool while uploads have little to do: ` +
+      `Engines wait ${percent(compute.blocked)} of their time for room in the spool while uploads have little to do: ` +
       `the budget is too small for this many engines. forebay restart ${context.address} --spool-bytes <more>`,
   };
 }
 
-function verifyLimits({ trust, shares }: Window): Bottleneck {
+function verifyLimits(window: Window): Bottleneck {
   return {
     stage: "verify",
     cause: "verify",
-    confidence: trust * clarity(shares),
+    confidence: certainty(window),
     advice:
-      "Uploads wait for their verification: the store answers HEAD slowly, or must be read back. " +
-      "forebay doctor shows how long each takes.",
+      "Connections spend most of their time on verification: the store answers HEAD slowly, or packs must be read " +
+      "back. forebay doctor shows how long each takes.",
   };
 }
 
-function uploadLimits({ first, last, shares, context, trust }: Window): Bottleneck {
+function uploadLimits(window: Window): Bottleneck {
+  const { first, last, context, connections } = window;
   const { uploads } = last;
   const found = (cause: string, advice: string): Bottleneck => {
-    return { stage: "upload", cause, confidence: trust * clarity(shares), advice };
+    return { stage: "upload", cause, confidence: certainty(window), advice };
   };
   const set = `forebay set ${context.address}`;
   const throttled = uploads.throttled - first.uploads.throttled;
@@ -234,12 +270,11 @@ function uploadLimits({ first, last, shares, context, trust }: Window): Bottlene
       : `${set} uploads=auto finds the number that it takes.`;
     return found("throttled", `The store asks to be sent less (${throttled} times just now). ${remedy}`);
   }
-  const inUse = `${uploads.inflight} of ${uploads.limit} connections`;
-  if (uploads.inflight < uploads.limit * 0.9 && last.stages.some((s) => s.name === "upload" && s.queue > 0)) {
+  if (connections.heldUp > connections.put) {
     return found(
       "sockets",
-      `Packs wait though only ${inUse} are in use: the bytes in flight are at their limit. ` +
-        `${set} inflight-bytes=<more>`,
+      `Packs wait though connections are idle ${percent(connections.heldUp)} of their time: the bytes in flight are ` +
+        `at their limit, or the store keeps failing (see the events). ${set} inflight-bytes=<more>`,
     );
   }
   if (!uploads.auto) {
@@ -250,7 +285,10 @@ function uploadLimits({ first, last, shares, context, trust }: Window): Bottlene
     );
   }
   if (uploads.limit >= uploads.ceiling) {
-    return found("sockets", `All ${inUse} are in use, as many as are allowed, and packs wait for one.`);
+    return found(
+      "sockets",
+      `All ${uploads.limit} connections are in use, as many as are allowed, and packs wait for one.`,
+    );
   }
   if (uploads.limit > first.uploads.limit * 1.1) {
     return found(
@@ -258,26 +296,24 @@ function uploadLimits({ first, last, shares, context, trust }: Window): Bottlene
       `Still finding how many connections the link carries: ${uploads.limit} now, rising.`,
     );
   }
-  return found("bandwidth", bandwidthAdvice(last, shares, context));
+  return found("bandwidth", bandwidthAdvice(window));
 }
 
 /** What the engines could make, had they not had to wait, says how many of them the link can feed. */
-function bandwidthAdvice(last: PipelineLook, shares: StageShare[], { engines }: AdviceContext): string {
+function bandwidthAdvice({ last, compute, context }: Window): string {
   const carries = `The link carries ${last.uploads.mbPerS.toFixed(0)} MB/s however many connections are open`;
-  const compute = shares.find((share) => share.name === "compute");
-  const busy = compute?.busy ?? 0;
-  const needed = Math.max(1, Math.ceil(engines * busy));
-  if (busy > 0 && compute!.blocked > BLOCKED_SHARE && needed < engines) {
-    return `${carries}: ${needed} of the ${engines} engines would keep it full. A faster link, or fewer taps.`;
+  const needed = Math.max(1, Math.ceil(context.engines * (1 - compute.blocked)));
+  if (compute.blocked > BLOCKED_SHARE && needed < context.engines) {
+    return `${carries}: ${needed} of the ${context.engines} engines would keep it full. A faster link, or fewer taps.`;
   }
   return `${carries}. A faster link, or fewer taps, would help.`;
 }
 
-function nothingLimits({ shares, trust }: Window): Bottleneck {
-  const compute = shares.find((share) => share.name === "compute");
+function nothingLimits({ compute, trust }: Window): Bottleneck {
+  const waiting = compute.starved + compute.blocked;
   const advice =
-    compute && compute.starved > 1 - BUSY_SHARE
-      ? `Engines wait ${percent(compute.starved)} of their time for batches, as at the beginning and end of a run.`
+    waiting > 1 - BUSY_SHARE
+      ? `Engines are without a batch ${percent(waiting)} of their time, as at the beginning and the end of a run.`
       : "No stage holds another up.";
   return { stage: null, cause: "none", confidence: trust, advice };
 }
@@ -291,14 +327,9 @@ function unknown(): Bottleneck {
   };
 }
 
-/** 0.5 where a stage is only just blocked, 1 where somebody waits half of the time. */
-function clarity(shares: StageShare[]): number {
-  const blocked = Math.max(...shares.map((share) => share.blocked));
-  return 0.5 + 0.5 * Math.min(1, Math.max(0, blocked - BLOCKED_SHARE) / 0.4);
-}
-
-function engineWait(shares: StageShare[]): string {
-  return percent(shares.find((share) => share.name === "compute")?.blocked ?? 0);
+/** Half of the trust where the engines are only just held up, all of it where they are half of the time. */
+function certainty({ compute, trust }: Window): number {
+  return trust * (0.5 + 0.5 * Math.min(1, Math.max(0, compute.blocked - BLOCKED_SHARE) / 0.4));
 }
 
 function percent(share: number): string {

@@ -74,7 +74,7 @@ export async function rowsOfStore(store: Store, record: RunRecord, options: Rows
   standing?.close();
   const temporary = `${path}.part`;
   await fetchObject(store, record.files.rows, temporary, options.signal);
-  await verifyRowsFile(temporary);
+  verifyRowsFile(temporary);
   const fetched = openRowsFile(temporary);
   const { hash } = fetched.info;
   fetched.close();

@@ -15,6 +15,7 @@ export class Pipeline {
   readonly #tally: Tally;
   readonly #nowMs: () => number;
   readonly #watch = new BottleneckWatch();
+  #engineWriteS = 0;
 
   constructor(sources: BoardSources, tally: Tally, nowMs: () => number) {
     this.#sources = sources;
@@ -24,16 +25,25 @@ export class Pipeline {
     this.rates = { produced: rate(), uploaded: rate(), verified: rate() };
   }
 
+  /** An engine spent `seconds` writing states into the spool: it waited for the disk. */
+  engineWrote(seconds: number): void {
+    this.#engineWriteS += seconds;
+  }
+
   stages(): StageStatus[] {
     const { spool, uploader, fleet, packStage } = this.#sources;
     const stats = uploader.stats();
     const compute = fleet()?.stage;
+    const computeS = compute?.seconds() ?? { busy: 0, starved: 0, blocked: 0 };
+    const writeS = Math.min(computeS.busy, this.#engineWriteS);
     const produced = this.rates.produced.perSecond();
     return [
       {
         name: "compute",
         slots: compute?.slots ?? 0,
-        ...(compute?.seconds() ?? { busy: 0, starved: 0, blocked: 0 }),
+        busy: computeS.busy - writeS,
+        starved: computeS.starved,
+        blocked: computeS.blocked + writeS,
         queue: this.#tally.at.engine.batches,
         capacity: null,
         rate: produced,
@@ -50,6 +60,7 @@ export class Pipeline {
         name: "disk",
         slots: 1,
         ...stats.stages.disk,
+        busy: stats.stages.disk.busy + writeS,
         queue: spool.usage().waiting.count,
         capacity: null,
         rate: produced,
@@ -79,6 +90,7 @@ export class Pipeline {
     this.#watch.look({
       atS: this.#nowMs() / 1000,
       stages: this.stages(),
+      engineWriteS: this.#engineWriteS,
       uploads: {
         inflight: stats.inflight,
         limit: stats.limit,

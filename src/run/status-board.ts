@@ -106,7 +106,8 @@ export class StatusBoard implements StatusSource {
     this.#eta = new EtaLog(this.#nowMs() / 1000);
   }
 
-  computed(shard: number, amount: Amount): void {
+  /** `seconds`: as the engine told. */
+  computed(shard: number, amount: Amount, seconds: { forward: number; write: number }): void {
     const entry = this.#shard(shard);
     entry.samples += amount.samples;
     entry.tokens += amount.tokens;
@@ -115,6 +116,7 @@ export class StatusBoard implements StatusSource {
     entry.lastAt = this.#iso();
     this.#produced += amount.bytes;
     this.#pipeline?.rates.produced.add(amount.bytes);
+    this.#pipeline?.engineWrote(seconds.write);
     const compute = this.#sources?.fleet()?.stage;
     const blockedS = compute ? compute.seconds().blocked / Math.max(1, compute.slots) : 0;
     this.#eta?.batchComputed(this.#nowMs() / 1000, amount, blockedS);

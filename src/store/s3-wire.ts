@@ -97,7 +97,7 @@ export class S3Wire {
     } catch (cause) {
       throw errorOfTransport(cause, request.facts);
     }
-    return await this.#exchange(request, signed);
+    return this.#exchange(request, signed);
   }
 
   async #sign(request: WireRequest): Promise<{ path: string; headers: Record<string, string> }> {

@@ -4,7 +4,9 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 
-export const CLI = fileURLToPath(new URL("../../dist/cli.js", import.meta.url));
+/** The built program; FOREBAY_TEST_DIST names another build of it (scripts/mutants.mjs). */
+const DIST = process.env.FOREBAY_TEST_DIST ?? fileURLToPath(new URL("../../dist", import.meta.url));
+export const CLI = join(DIST, "cli.js");
 export const FIXTURES = fileURLToPath(new URL("../../fixtures", import.meta.url));
 export const DEMO = fileURLToPath(new URL("../../demo", import.meta.url));
 

@@ -1,6 +1,6 @@
 import type { RunEvent, StageStatus, StatusDocument } from "../../src/run/status.ts";
 
-/** A stage now: shares of its slots' time, which add up to 1 (or are all 0 where nothing was measured). */
+/** A stage now: shares of its slots' time, which add up to 1. */
 export interface StageWindow {
   name: StageStatus["name"];
   busy: number;
@@ -17,24 +17,23 @@ const WINDOW_S_MIN = 5;
 /** From the difference of two documents; from the newer one's whole session while they are too near each other. */
 export function stageWindow(before: StatusDocument, now: StatusDocument): StageWindow[] {
   const windowS = (Date.parse(now.generated_at) - Date.parse(before.generated_at)) / 1_000;
+  const sessionS = Math.max(0, (Date.parse(now.generated_at) - Date.parse(now.run.started_at)) / 1_000);
   return now.stages.map((stage) => {
     const earlier =
       windowS >= WINDOW_S_MIN ? before.stages.find(({ name }) => name === stage.name) : undefined;
     const spent = (state: "busy" | "starved" | "blocked") =>
       Math.max(0, stage[state] - (earlier?.[state] ?? 0));
-    const total = spent("busy") + spent("starved") + spent("blocked");
-    const share = (state: "busy" | "starved" | "blocked") => (total > 0 ? spent(state) / total : 0);
+    // Slots of a stage may exist only while they work: the rest of one slot's time at least, it waited for work.
+    const worked = { busy: spent("busy"), blocked: spent("blocked") };
+    // Slots of a stage may exist only while they work: what is missing of one slot's time was waiting for work.
+    const total = Math.max(
+      worked.busy + worked.blocked + spent("starved"),
+      earlier ? windowS : sessionS,
+      1e-9,
+    );
+    const [busy, blocked] = [worked.busy / total, worked.blocked / total];
     const { name, queue, capacity, rate, slots } = stage;
-    return {
-      name,
-      busy: share("busy"),
-      starved: share("starved"),
-      blocked: share("blocked"),
-      queue,
-      capacity,
-      rate,
-      slots,
-    };
+    return { name, busy, blocked, starved: 1 - busy - blocked, queue, capacity, rate, slots };
   });
 }
 

@@ -70,11 +70,11 @@ export class Gate {
   async #checkOne(kind: CheckKind, file: string, groups: Group[], tick: () => void): Promise<CheckResult> {
     switch (kind) {
       case "injection":
-        return await this.#injection(file, groups, tick);
+        return this.#injection(file, groups, tick);
       case "pad-independence":
-        return await this.#padIndependence(groups, tick);
+        return this.#padIndependence(groups, tick);
       case "greedy":
-        return await this.#greedy(file, groups, tick);
+        return this.#greedy(file, groups, tick);
     }
   }
 

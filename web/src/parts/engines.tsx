@@ -28,7 +28,7 @@ export function Engines({ document: { engines, extraction } }: { document: Statu
                 of peak
               </th>
               <th scope="col" class="number">
-                in it now
+                tokens in it
               </th>
               <th scope="col" class="number">
                 samples
@@ -102,9 +102,7 @@ function Row({ engine, fastest, anyGpu, own }: RowProps) {
           <Meter share={(engine.tokens_per_s ?? 0) / fastest} />
         </td>
         <td class="number">{percent(engine.flops_share)}</td>
-        <td class="number">
-          {count(engine.tokens_done)} <span class="quiet">of {count(engine.tokens_total)}</span>
-        </td>
+        <td class="number">{count(engine.tokens_total)}</td>
         <td class="number">{count(own?.processed ?? null)}</td>
         <td class="number">{count(own?.batch ?? null)}</td>
         {anyGpu && (

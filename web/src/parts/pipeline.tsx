@@ -1,5 +1,5 @@
 import type { StatusDocument } from "../../../src/run/status.ts";
-import { count, megabytesPerS, percent, UNKNOWN } from "../format.ts";
+import { count, megabytesPerS, percent } from "../format.ts";
 import { stages } from "../live.ts";
 import type { StageWindow } from "../window.ts";
 
@@ -50,10 +50,7 @@ export function Pipeline({ document: { bottleneck } }: { document: StatusDocumen
 }
 
 function Stage({ stage, limits }: { stage: StageWindow; limits: boolean }) {
-  const measured = stage.busy + stage.starved + stage.blocked > 0;
-  const text = measured
-    ? `busy ${percent(stage.busy)}, waits for the next stage ${percent(stage.blocked)}, waits for work ${percent(stage.starved)}`
-    : "not measured yet";
+  const text = `busy ${percent(stage.busy)}, waits for the next stage ${percent(stage.blocked)}, waits for work ${percent(stage.starved)}`;
   return (
     <li class={`stage ${limits ? "limits" : ""}`}>
       <h3>
@@ -69,7 +66,7 @@ function Stage({ stage, limits }: { stage: StageWindow; limits: boolean }) {
       <dl>
         <div>
           <dt>busy</dt>
-          <dd>{measured ? percent(stage.busy) : UNKNOWN}</dd>
+          <dd>{percent(stage.busy)}</dd>
         </div>
         <div>
           <dt>queue</dt>
