@@ -1,5 +1,6 @@
-"""Starts the transformers engine: run_engine.py [REQUEST_FD ANSWER_FD] (docs/engine-protocol.md).
+"""Starts the transformers engine: run_engine.py [REQUEST_FD ANSWER_FD [NUMBER]] (docs/engine-protocol.md).
 
+NUMBER is this engine's among its supervisor's: it chooses one of several visible GPUs. Default 0.
 Run by its path, so that this folder, and not the working directory, is where Python looks for modules first.
 """
 

@@ -175,6 +175,25 @@ describe("looking for what is not there", () => {
 });
 
 describe("a run on this machine", () => {
+  test("demo makes, verifies and explains a run; a second demo resumes and finds nothing to do", async () => {
+    const first = await forebay(["demo"]);
+    expect(first.code, first.stderr).toBe(0);
+    expect(first.stdout).toContain("200 conversations");
+    expect(first.stdout).toContain("forebay read file:demo-run/demo");
+    const again = JSON.parse((await forebay(["demo", "--json"])).stdout);
+    expect(again).toMatchObject({ ok: true, nothing_to_do: true, rows: { planned: 200, committed: 200 } });
+  });
+
+  test("check proves an engine's states on its own, and refuses a model that the engine cannot run", async () => {
+    const proven = await forebay(["check", "--model", MODEL, "--taps", "1,3", "--json"]);
+    expect(proven.code, proven.stderr).toBe(0);
+    expect(JSON.parse(proven.stdout)).toMatchObject({ ok: true, engine: "onnx" });
+    const gemma = fileURLToPath(new URL("../fixtures/models/random-gemma3", import.meta.url));
+    const { code, stderr } = await forebay(["check", "--model", gemma, "--taps", "1"]);
+    expect(code).toBe(7);
+    expect(stderr).toContain("Gemma3ForCausalLM");
+  });
+
   test("run, run again, status, ls, verify and read go together; stdout is data and stderr progress", async () => {
     const first = await forebay([...runArgs("file:runs/a"), "--json"]);
     expect(first.code, first.stderr).toBe(0);

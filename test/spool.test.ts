@@ -141,6 +141,19 @@ describe("opening a spool", () => {
     expect(existsSync(ready.path)).toBe(true);
   });
 
+  it("a spool that holds nothing is removed on request, one that holds a pack is not", async () => {
+    const spool = await openSpool(join(root, "spool"));
+    const ready = await makeReady(spool, 4);
+    await spool.close({ remove: true });
+    expect(existsSync(ready.path)).toBe(true);
+    const again = await openSpool(join(root, "spool"));
+    rmSync(ready.path);
+    again.evicted(4);
+    await again.close({ remove: true });
+    expect(existsSync(again.directory)).toBe(false);
+    await opened(join(root, "spool"), { owner: { runId: "cd".repeat(32), part: "1/1" } });
+  });
+
   it.skipIf(process.getuid?.() !== 0)("refuses another user's directory", async () => {
     const directory = join(root, "spool");
     mkdirSync(directory);

@@ -43,7 +43,8 @@ export interface RunErrorFields {
 export class RunError extends Error {
   readonly op: string;
   readonly subject: string;
-  readonly safe: string | undefined;
+  /** Set later by whoever knows more (`stillSafe`). */
+  safe: string | undefined;
   readonly hint: string | undefined;
   readonly remedy: Remedy;
   readonly exit: ExitCode;
@@ -58,6 +59,12 @@ export class RunError extends Error {
     this.remedy = fields.remedy ?? "stop";
     this.exit = fields.exit ?? EXIT.bug;
   }
+}
+
+/** The same error, saying what is not harmed where it said nothing of that: its thrower may be too deep to know. */
+export function stillSafe(error: unknown, safe: string): unknown {
+  if (error instanceof RunError) error.safe ??= safe;
+  return error;
 }
 
 /** The `code` of a Node system error ("ENOSPC"), or undefined. */

@@ -63,7 +63,7 @@ function commandsFor(
     case "transformers": {
       const python = choosePython(values.python, env);
       needPython(python, environments[0]!);
-      return environments.map((environment) => transformersEngineCommand({ python, env: environment }));
+      return environments.map((own, number) => transformersEngineCommand({ python, env: own, number }));
     }
     case "vllm":
       throw new RunError({

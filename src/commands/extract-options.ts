@@ -3,6 +3,7 @@ import { join } from "node:path";
 import { type Resolved, requireSetting } from "../config/resolve.ts";
 import type { SettingValues } from "../config/settings.ts";
 import { FILES } from "../control/run-directory.ts";
+import { needSupported } from "../engine/onnx/support.ts";
 import { readModelConfig } from "../model/config.ts";
 import { toBlocks } from "../model/taps.ts";
 import type { ExtractOptions } from "../run/extract.ts";
@@ -26,6 +27,8 @@ export function extractOptions(input: {
   const { place, settings } = input;
   const { values } = settings;
   const engines = planEngines(values, input.env);
+  const model = requireSetting(settings, "model");
+  if (values.engine === "onnx") needSupported(readModelConfig(model), model);
   return {
     spec: place.spec,
     address: place.address,

@@ -1,7 +1,7 @@
 import { existsSync } from "node:fs";
 import { join, resolve } from "node:path";
 import { type Command, Option } from "commander";
-import { EXIT, RunError } from "../base/errors.ts";
+import { EXIT, RunError, stillSafe } from "../base/errors.ts";
 import { type Resolved, type RunYaml, resolveSettings, type SettingTexts } from "../config/resolve.ts";
 import { readRunYaml } from "../config/run-yaml.ts";
 import { SETTINGS, settingsOfVerb, showValue, type Verb } from "../config/settings.ts";
@@ -53,7 +53,13 @@ export function register(
   command.addHelpText("after", `\nExamples:\n${spec.examples.map((line) => `  $ ${line}`).join("\n")}`);
   command.action(async () => {
     on.begin(spec);
-    on.done(await spec.run(makeCall(spec, command, io)));
+    try {
+      on.done(await spec.run(makeCall(spec, command, io)));
+    } catch (error) {
+      const { exit = null } = error instanceof RunError ? error : {};
+      // What is wrong with a command is found before anything is begun.
+      throw exit === EXIT.usage || exit === EXIT.configuration ? stillSafe(error, "nothing was started") : error;
+    }
   });
 }
 

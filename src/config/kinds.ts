@@ -243,7 +243,7 @@ function unreadable(what: string, expected: string, found: string, hint?: string
     subject: what,
     message: `expected ${expected}, found "${found}"`,
     safe: "nothing was started",
-    hint,
+    hint: hint ?? `give ${what} ${expected}; --help shows them all`,
     exit: EXIT.usage,
   });
 }

@@ -75,8 +75,8 @@ test("a supervisor is alive only as the very process that wrote the record", asy
 });
 
 test("a process that ended and was not waited for counts as gone", async () => {
-  // The shell starts a child, tells its pid, and never waits for it.
-  const shell = spawn("/bin/sh", ["-c", "true & echo $!; exec sleep 60"], {
+  // The shell starts a child, tells its pid, and becomes a program that never waits, before the child ends.
+  const shell = spawn("/bin/sh", ["-c", "sleep 0.3 & echo $!; exec sleep 60"], {
     stdio: ["ignore", "pipe", "ignore"],
   });
   try {

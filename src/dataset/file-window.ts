@@ -118,5 +118,5 @@ export function cannotRead(path: string, cause: unknown) {
       : code === "EACCES"
         ? "permission to read it is missing"
         : "it cannot be read";
-  return badDataset(path, message, { cause });
+  return badDataset(path, message, { hint: "check --dataset and the file's mode, or copy the dataset again", cause });
 }

@@ -50,7 +50,8 @@ describe("a row of JSON", () => {
         const changed = line.slice(0, at) + char + line.slice(at + 1);
         let expected: Record<string, unknown> | null = null;
         try {
-          expected = JSON.parse(changed);
+          // A typed array knows no -0.
+          expected = JSON.parse(changed, (_, value) => (value === 0 ? 0 : value));
         } catch {
           // Not JSON: a fault is expected.
         }

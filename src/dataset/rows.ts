@@ -49,7 +49,7 @@ export function badDataset(
     subject,
     message,
     safe: "the dataset was only read",
-    hint: more.hint,
+    hint: more.hint ?? "mend it or make it again (forebay tokenize); --rows and --limit take a part of it",
     exit: more.exit ?? EXIT.configuration,
     cause: more.cause,
   });

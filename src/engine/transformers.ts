@@ -9,6 +9,8 @@ export interface TransformersOptions {
   python: string;
   /** The child's whole environment. */
   env: Record<string, string>;
+  /** Its number among the engines of this machine: it chooses one of several visible GPUs. Default 0. */
+  number?: number;
   /** The folder of `run_engine.py`. Default: the one that is shipped with this program. */
   packageDirectory?: string;
 }
@@ -41,12 +43,12 @@ print(json.dumps(found))
  * runs at all: requests on 3, answers on 4, and whatever a library prints, even from C, goes to stderr.
  */
 export function transformersEngineCommand(options: TransformersOptions): EngineCommand {
-  const { python, env, packageDirectory = SHIPPED } = options;
+  const { python, env, number = 0, packageDirectory = SHIPPED } = options;
   const moveDescriptors = 'exec "$0" "$@" 3<&0 4>&1 </dev/null >&2';
   return {
     name: "transformers",
     file: "/bin/sh",
-    args: ["-c", moveDescriptors, python, join(packageDirectory, "run_engine.py"), "3", "4"],
+    args: ["-c", moveDescriptors, python, join(packageDirectory, "run_engine.py"), "3", "4", String(number)],
     env,
   };
 }

@@ -78,6 +78,7 @@ export function makePlan({ lengths, firstRow, badRows }: PlanRows, options: Plan
         ? "the dataset has no rows"
         : `no row is left of ${lengths.length}: ${why.join(", ")}`,
       EXIT.configuration,
+      "raise --max-tokens or --pack-bytes, or take other rows; forebay plan counts them",
     );
   }
   const random = seededRandom(options.seed);

@@ -60,6 +60,7 @@ export class BatchLoop {
   readonly #facts: PackFacts;
   #fleet: Fleet | null = null;
   #isPrepared = false;
+  #hasDispatched = false;
 
   constructor(options: BatchLoopOptions) {
     this.#options = options;
@@ -126,7 +127,7 @@ export class BatchLoop {
   }
 
   async #next(signal: AbortSignal): Promise<Work | null> {
-    const { prepared, spool, tally } = this.#options;
+    const { prepared, spool, tally, log } = this.#options;
     for (;;) {
       const batch = this.#queue.pop();
       if (batch === undefined) return null;
@@ -137,6 +138,8 @@ export class BatchLoop {
         const file = await this.#makePart(batch, 1, reservation);
         if (file === null) continue;
         tally.move(batch, "engine");
+        if (!this.#hasDispatched) log.info("run.first_batch", { batch, samples: layout.samples.length });
+        this.#hasDispatched = true;
         return { batch, attempt: 1, file, samples: this.#samplesOf(layout) };
       } catch (error) {
         if (!this.#claimed.has(batch)) this.#queue.push(batch);

@@ -1,5 +1,5 @@
 import { join, resolve } from "node:path";
-import { describeError, EXIT, type ExitCode, RunError } from "../base/errors.ts";
+import { describeError, EXIT, type ExitCode, RunError, stillSafe } from "../base/errors.ts";
 import { Stage } from "../base/stage.ts";
 import type { Engine } from "../engine/engine.ts";
 import type { FleetEngine } from "../engine/lane.ts";
@@ -62,7 +62,10 @@ export class Supervisor {
   async run(): Promise<Ending> {
     const { board, stop } = this.#tools;
     try {
-      const ending = await this.#extract(await openRun(this.#options, this.#tools, this.#closers));
+      const opened = await openRun(this.#options, this.#tools, this.#closers).catch((error: unknown) => {
+        throw stillSafe(error, "nothing was written to the store or the spool");
+      });
+      const ending = await this.#extract(opened);
       board.ended(ending.reason === null ? "done" : "stopped", ending.reason, ending.exit);
       return ending;
     } catch (error) {

@@ -101,12 +101,16 @@ export function claimDirectory(options: { path: string; owner: SpoolOwner }): {
   const { path, owner } = options;
   const found = readOwner(path);
   if (found && (found.runId !== owner.runId || found.part !== owner.part)) {
+    const ready = existsSync(join(path, "ready")) ? readdirSync(join(path, "ready")).length : 0;
     throw new RunError({
       op: "open spool",
       subject: path,
       message: `the spool belongs to run ${found.runId}, part ${found.part}; this is run ${owner.runId}, part ${owner.part}`,
       safe: "nothing was changed",
-      hint: "give this run another --spool directory, or finish that run first: its ready/ files are not in the store yet",
+      hint:
+        ready > 0
+          ? `give this run another --spool directory, or resume that run first: ${ready} of its packs are not in the store yet`
+          : `give this run another --spool directory, or remove this one: no pack waits in it (rm -r ${path})`,
       exit: EXIT.locked,
     });
   }
@@ -125,9 +129,9 @@ export function claimDirectory(options: { path: string; owner: SpoolOwner }): {
   };
 }
 
-/** The directory holds nothing worth keeping any more: removes it, so that another run may use the path. */
+/** Removes the directory, so that another run may use the path, unless a pack or a spoiled file is still in it. */
 export function removeDirectory(path: string): void {
-  if (readdirSync(join(path, "ready")).length > 0) return;
+  for (const folder of ["ready", "quarantine"]) if (readdirSync(join(path, folder)).length > 0) return;
   rmSync(path, { recursive: true, force: true });
 }
 

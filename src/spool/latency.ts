@@ -1,5 +1,5 @@
 /** Upper bounds of the request histogram, in seconds: from a LAN's HEAD to a WAN's 64 MiB PUT. */
-export const BOUNDS_S = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60] as const;
+const BOUNDS_S = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60] as const;
 
 const RECENT = 512;
 

@@ -210,8 +210,8 @@ export class Spool {
   }
 
   /**
-   * Lets the directory go, keeping what is in ready/. `remove`: also deletes the directory if nothing is ready,
-   * so that the path is free for another run.
+   * Lets the directory go, keeping what is in ready/. `remove`: also deletes the directory if neither a pack nor a
+   * spoiled file is in it, so that the path is free for another run.
    */
   async close(options: { remove?: boolean } = {}): Promise<void> {
     this.#closing.abort(new Error("the spool was closed"));

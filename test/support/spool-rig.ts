@@ -11,9 +11,7 @@ import { type MadePack, makePack, tapNumbers } from "./packs.ts";
 /** The spool from dist/: its threads cannot run the source on Node 20. */
 const dist = (name: string): string => new URL(`../../dist/spool/${name}.js`, import.meta.url).href;
 export const spoolModule = (await import(dist("spool"))) as typeof import("../../src/spool/spool.ts");
-export const uploaderModule = (await import(
-  dist("uploader")
-)) as typeof import("../../src/spool/uploader.ts");
+const uploaderModule = (await import(dist("uploader"))) as typeof import("../../src/spool/uploader.ts");
 export const recoverModule = (await import(dist("recover"))) as typeof import("../../src/spool/recover.ts");
 
 export const IDENTITY = "ab".repeat(32);
@@ -26,7 +24,7 @@ export function packOf(index: number, identity = IDENTITY): MadePack {
 }
 
 export const layoutOf = (index: number): PackLayout => packOf(index).layout;
-export const nowMs = (): number => performance.now();
+const nowMs = (): number => performance.now();
 
 export function makeRoot(): { root: string; remove: () => void } {
   const root = mkdtempSync(join(tmpdir(), "forebay-spool-"));

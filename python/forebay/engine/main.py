@@ -24,10 +24,9 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> None:
-    channel = Channel(*protect_descriptors(arguments))
+    channel = Channel(*protect_descriptors(arguments[:2]))
     die_with_parent()
-    process = EngineProcess(channel)
-    process.run()
+    EngineProcess(channel, engine_number=int(arguments[2]) if len(arguments) > 2 else 0).run()
 
 
 def protect_descriptors(arguments: list[str]) -> tuple[int, int]:
@@ -50,8 +49,9 @@ def die_with_parent() -> None:
 
 
 class EngineProcess:
-    def __init__(self, channel: Channel):
+    def __init__(self, channel: Channel, engine_number: int):
         self._channel = channel
+        self._engine_number = engine_number
         self._inbox: queue.SimpleQueue = queue.SimpleQueue()
         self._stage = "import"
         #: Requests that are not answered yet; the writer thread answers too.
@@ -70,7 +70,7 @@ class EngineProcess:
             self._channel.send(hello())
             threading.Thread(target=self._beat, name="alive", daemon=True).start()
             self._stage = "idle"
-            service = Service(send=self._answer, crash=self.crash)
+            service = Service(self._engine_number, send=self._answer, crash=self.crash)
             while True:
                 if not service.has_work:
                     self._stage = "idle"

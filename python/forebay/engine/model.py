@@ -46,12 +46,12 @@ class _Enough(Exception):
     """The last tap is reached; what comes after is not wanted."""
 
 
-def load_model(request: dict) -> Model:
+def load_model(request: dict, engine_number: int) -> Model:
     """Raises Failure where the model cannot be loaded or would not compute what its files say."""
     directory, options = request["model"], request["options"]
     config = read_config(directory)
     weights_bytes = check_files(directory, config)
-    device = torch.device(request["device"] or ("cuda:0" if torch.cuda.is_available() else "cpu"))
+    device = torch.device(request["device"] or default_device(engine_number))
     dtype = choose_dtype(request["dtype"], device, config)
     spread = options.get("device_map") is not None
     say_memory(directory, weights_bytes(dtype), device, spread)
@@ -209,6 +209,11 @@ def count_numbers(path: Path) -> int:
         raise Failure(f"{path}: expected {8 + length + end} bytes, found {size}: fetch the model again")
     counts = [(tensor["data_offsets"][1] - tensor["data_offsets"][0]) // BYTES_OF.get(tensor["dtype"], 1) for tensor in tensors]
     return sum(counts)
+
+
+def default_device(engine_number: int) -> str:
+    """One device is seen where the supervisor chose it; else the engines share out those that there are."""
+    return f"cuda:{engine_number % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
 
 
 def choose_dtype(wanted: str, device: torch.device, config: dict) -> torch.dtype:

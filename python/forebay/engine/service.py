@@ -52,7 +52,8 @@ def cpu_name() -> str:
 
 
 class Service:
-    def __init__(self, send: Send, crash: Callable[[BaseException], None]):
+    def __init__(self, engine_number: int, send: Send, crash: Callable[[BaseException], None]):
+        self._engine_number = engine_number
         self._send = send
         self._crash = crash
         self._loaded: Loaded | None = None
@@ -116,7 +117,7 @@ class Service:
         options = request["options"]
         if options.get("threads"):
             torch.set_num_threads(int(options["threads"]))
-        model = load_model(request)
+        model = load_model(request, self._engine_number)
         taps = check_taps(request["taps"], len(model.blocks))
         self._loaded = Loaded(model, taps, options, self._crash)
         self._send(

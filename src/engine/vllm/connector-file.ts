@@ -1,0 +1,200 @@
+import { closeSync, fstatSync, openSync, readSync, writeSync } from "node:fs";
+import { crc32c } from "../../base/checksum.ts";
+import { errnoOf } from "../../base/errors.ts";
+import { headerLength, parseHeader, type SafetensorsHeader, type TensorEntry } from "../../base/safetensors.ts";
+import type { SampleStates } from "../protocol.ts";
+import { bf16OfFloat16, bf16OfFloat32 } from "./bf16.ts";
+import { fileTrouble, refused } from "./failure.ts";
+import { StatesStats } from "./states-stats.ts";
+
+/**
+ * The file that vLLM's hidden-states connector writes for one prompt: safetensors with `token_ids` I64 [tokens] and
+ * `hidden_states` [tokens, layers, hidden] in the model's dtype. Source: vLLM,
+ * distributed/kv_transfer/kv_connector/v1/example_hidden_states_connector.py, 0.22 to 0.32.
+ */
+
+/** Whether a file can be read: it is written front to back, so it is whole once it has the size its header tells. */
+export type FileState =
+  | { kind: "absent" }
+  /** `expectedBytes` is null as long as the header itself is not all there. */
+  | { kind: "short"; bytes: number; expectedBytes: number | null }
+  | { kind: "whole"; bytes: number };
+
+/** What one file is held against, and where its states go. */
+export interface CopyJob {
+  path: string;
+  /** The prompt. */
+  ids: Int32Array;
+  taps: number;
+  hidden: number;
+  /** Null: the states are only looked at. */
+  file: string | null;
+  offset: number;
+}
+
+export interface CopyResult {
+  sample: Omit<SampleStates, "row">;
+  /** Of the states in the connector's file: "BF16", "F16" or "F32". */
+  dtype: string;
+  seconds: number;
+}
+
+/** A real header has 150 bytes. */
+const HEADER_BYTES_MAX = 1 << 20;
+/** What is read, converted and written at once. */
+const CHUNK_BYTES = 4 * 2 ** 20;
+
+/** Throws where the header is none at all, or the file is longer than it says: waiting would not help. */
+export function fileState(path: string): FileState {
+  let fd: number;
+  try {
+    fd = openSync(path, "r");
+  } catch (error) {
+    if (errnoOf(error) === "ENOENT") return { kind: "absent" };
+    throw error;
+  }
+  try {
+    const bytes = fstatSync(fd).size;
+    const header = readHeader(fd, path, bytes);
+    if (header && header.fileBytes < bytes) {
+      throw refused(`${path} has ${bytes} bytes, its header describes ${header.fileBytes}`);
+    }
+    return header?.fileBytes === bytes
+      ? { kind: "whole", bytes }
+      : { kind: "short", bytes, expectedBytes: header?.fileBytes ?? null };
+  } finally {
+    closeSync(fd);
+  }
+}
+
+/**
+ * Checks a whole connector file against its prompt, and copies its states as bf16 to their place.
+ * Throws a VllmError where ids, layers or width are others than asked for, or the file is cut; the system error of
+ * a write that fails. `nowMs` is asked for how long it took.
+ */
+export function copyStates(job: CopyJob, nowMs: () => number): CopyResult {
+  const startMs = nowMs();
+  const from = openSync(job.path, "r");
+  try {
+    const header = readHeader(from, job.path, fstatSync(from).size);
+    if (!header) throw fileTrouble(`${job.path} was cut after it had been whole`);
+    const { states, ids } = needTensors(header, job);
+    const told = readIds(from, ids, job);
+    const into = job.file === null ? null : openSync(job.file, "r+");
+    try {
+      const sample = { tokens: job.ids.length, ids_crc32c: crc32c(bytesOf(told)), ...copy(from, states, into, job) };
+      return { sample, dtype: states.dtype, seconds: (nowMs() - startMs) / 1000 };
+    } finally {
+      if (into !== null) closeSync(into);
+    }
+  } finally {
+    closeSync(from);
+  }
+}
+
+function copy(from: number, states: TensorEntry, into: number | null, job: CopyJob) {
+  const { taps, hidden, ids, path } = job;
+  const stats = new StatesStats(taps, hidden);
+  const tokenValues = taps * hidden;
+  const valueBytes = states.dtype === "F32" ? 4 : 2;
+  const chunkTokens = Math.max(1, Math.floor(CHUNK_BYTES / (tokenValues * valueBytes)));
+  const source = new Uint8Array(Math.min(chunkTokens, ids.length) * tokenValues * valueBytes);
+  let crc = 0;
+  let written = 0;
+  for (let token = 0; token < ids.length; token += chunkTokens) {
+    const values = Math.min(chunkTokens, ids.length - token) * tokenValues;
+    const chunk = source.subarray(0, values * valueBytes);
+    readFully(from, chunk, states.startByte + token * tokenValues * valueBytes, path);
+    const bf16 = asBf16(chunk, states.dtype);
+    stats.add(bf16);
+    const bytes = bytesOf(bf16);
+    crc = crc32c(bytes, crc);
+    if (into !== null) writeFully(into, bytes, job.offset + written);
+    written += bytes.length;
+  }
+  return { bytes: written, crc32c: crc, ...stats.result() };
+}
+
+function asBf16(chunk: Uint8Array, dtype: string): Uint16Array {
+  const { buffer, byteOffset, byteLength } = chunk;
+  if (dtype === "BF16") return new Uint16Array(buffer, byteOffset, byteLength / 2);
+  const converted = new Uint16Array(byteLength / (dtype === "F32" ? 4 : 2));
+  if (dtype === "F32") bf16OfFloat32(new Uint32Array(buffer, byteOffset, byteLength / 4), converted);
+  else bf16OfFloat16(new Uint16Array(buffer, byteOffset, byteLength / 2), converted);
+  return converted;
+}
+
+/** Null as long as it is not all there. */
+function readHeader(fd: number, path: string, fileBytes: number): SafetensorsHeader | null {
+  if (fileBytes < 8) return null;
+  const first8 = new Uint8Array(8);
+  readFully(fd, first8, 0, path);
+  const length = headerLength(first8, path);
+  if (length > HEADER_BYTES_MAX) throw refused(`${path}: expected a small header, found one of ${length} bytes`);
+  if (8 + length > fileBytes) return null;
+  const header = new Uint8Array(8 + length);
+  readFully(fd, header, 0, path);
+  return parseHeader(header, path);
+}
+
+function needTensors(header: SafetensorsHeader, job: CopyJob): { states: TensorEntry; ids: TensorEntry } {
+  const states = header.tensors.get("hidden_states");
+  const ids = header.tensors.get("token_ids");
+  if (!states || !ids) {
+    const names = [...header.tensors.keys()].join(", ");
+    throw refused(`${job.path}: expected the tensors hidden_states and token_ids, found ${names || "none"}`);
+  }
+  if (!["BF16", "F16", "F32"].includes(states.dtype)) {
+    throw refused(`expected states in BF16, F16 or F32, found ${states.dtype}: start vLLM with --dtype bfloat16`);
+  }
+  const [tokens, layers, hidden] = states.shape;
+  if (states.shape.length !== 3) throw refused(`expected states [tokens, layers, hidden], found [${states.shape}]`);
+  if (hidden !== job.hidden) {
+    throw refused(`expected hidden ${job.hidden}, found ${hidden}: the server runs another model`);
+  }
+  if (layers !== job.taps) {
+    throw refused(
+      `expected states of ${job.taps} taps, found ${layers}: the server was started with other eagle_aux_hidden_state_layer_ids`,
+    );
+  }
+  if (tokens !== job.ids.length) {
+    throw refused(
+      `expected states of ${job.ids.length} tokens, found ${tokens}: start vLLM with --no-enable-prefix-caching and --no-enable-chunked-prefill`,
+    );
+  }
+  return { states, ids };
+}
+
+/** The ids that went through the model, as the file tells; throws unless they are the prompt's. */
+function readIds(fd: number, entry: TensorEntry, { ids, path }: CopyJob): Int32Array {
+  if (entry.dtype !== "I64" || entry.shape.length !== 1 || entry.shape[0] !== ids.length) {
+    throw refused(`expected token_ids I64 [${ids.length}], found ${entry.dtype} [${entry.shape}]`);
+  }
+  const told = new BigInt64Array(ids.length);
+  readFully(fd, bytesOf(told), entry.startByte, path);
+  const at = ids.findIndex((id, i) => told[i] !== BigInt(id));
+  if (at >= 0) {
+    throw refused(
+      `the file's states are of other tokens: expected id ${ids[at]} at ${at}, found ${told[at]}; does another server write into the same folder?`,
+    );
+  }
+  return Int32Array.from(told, Number);
+}
+
+function readFully(fd: number, into: Uint8Array, startByte: number, path: string): void {
+  for (let filled = 0; filled < into.byteLength; ) {
+    const read = readSync(fd, into, filled, into.byteLength - filled, startByte + filled);
+    if (read === 0) throw fileTrouble(`${path} ends at byte ${startByte + filled}, within what its header describes`);
+    filled += read;
+  }
+}
+
+function writeFully(fd: number, bytes: Uint8Array, startByte: number): void {
+  for (let written = 0; written < bytes.byteLength; ) {
+    written += writeSync(fd, bytes, written, bytes.byteLength - written, startByte + written);
+  }
+}
+
+function bytesOf(view: ArrayBufferView): Uint8Array {
+  return new Uint8Array(view.buffer, view.byteOffset, view.byteLength);
+}
