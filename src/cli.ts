@@ -2,7 +2,7 @@
 import { setMaxListeners } from "node:events";
 import { readFileSync } from "node:fs";
 import { Command, CommanderError } from "commander";
-import { EXIT } from "./base/errors.ts";
+import { EXIT, RunError } from "./base/errors.ts";
 import { type Io, SignalReceived } from "./commands/io.ts";
 import { errorText, exitCodeFor } from "./commands/print-error.ts";
 import { register } from "./commands/verb.ts";
@@ -54,7 +54,8 @@ async function main(argv: string[]): Promise<number> {
     .description("A target model's hidden states as a verified dataset in object storage.")
     .version(version)
     .showSuggestionAfterError(true)
-    .configureOutput({ writeOut: io.stdout, writeErr: io.stderr })
+    // What commander has to say is said in our own way below.
+    .configureOutput({ writeOut: io.stdout, writeErr: io.stderr, outputError: () => {} })
     .exitOverride()
     .addHelpText(
       "after",
@@ -74,14 +75,28 @@ async function main(argv: string[]): Promise<number> {
   }
   try {
     await program.parseAsync(argv);
-  } catch (error) {
-    // commander has printed its own message, with a suggestion.
-    if (error instanceof CommanderError) return error.exitCode === 0 ? EXIT.done : EXIT.usage;
+  } catch (thrown) {
+    if (thrown instanceof CommanderError && thrown.exitCode === 0) return EXIT.done;
+    const error = thrown instanceof CommanderError ? misspelt(thrown, argv) : thrown;
     io.stderr(errorText(error, argv.includes("--json")));
     exitCode = exitCodeFor(error);
   }
   await flushed();
   return exitCode;
+}
+
+/** commander's "error: unknown option '--x'\n(Did you mean --y?)" as one of our own. */
+function misspelt(error: CommanderError, argv: string[]): RunError {
+  const [what = "", suggestion] = error.message.replace(/^error: /, "").split("\n");
+  const verb = argv[2] !== undefined && VERBS.some(({ name }) => name === argv[2]) ? ` ${argv[2]}` : "";
+  return new RunError({
+    op: "read arguments",
+    subject: `forebay${verb}`,
+    message: what.trim() || "no verb is named",
+    safe: "nothing was started",
+    hint: suggestion?.replace(/^\((.*)\)$/, "$1") || `forebay${verb} --help shows what there is`,
+    exit: EXIT.usage,
+  });
 }
 
 /** process.exit drops what a pipe has not taken yet. */

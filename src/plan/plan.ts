@@ -294,6 +294,7 @@ function bad(
   subject: string,
   message: string,
   exit: typeof EXIT.usage | typeof EXIT.configuration,
+  hint = "see --help",
 ): RunError {
-  return new RunError({ op: "make plan", subject, message, safe: "nothing was written", exit });
+  return new RunError({ op: "make plan", subject, message, safe: "nothing was written", hint, exit });
 }

@@ -80,6 +80,7 @@ export interface ExtractResult {
 export async function extract(options: ExtractOptions, tools: ExtractTools): Promise<ExtractResult> {
   const supervisor = new Supervisor(options, tools);
   const ticking = setInterval(() => {
+    supervisor.look();
     tools.board.look();
     tools.onTick?.(tools.board.snapshot());
   }, 1_000);

@@ -15,6 +15,8 @@ import { Tally } from "./tally.ts";
 /** At the start a person waits; later nobody does, and the retries have no end. */
 const START_RETRY_MS_MAX = 120_000;
 
+const CHECK_RETRY_MS_MAX = 20_000;
+
 /** What stands once a run is known and counted, before its first batch. */
 export interface Opened {
   store: OpenedStore;
@@ -42,7 +44,8 @@ export async function openRun(
   board.phase("planning", "opening the store");
   const store = await openStore(options.spec);
   closers.push(() => store.close());
-  await withRetries(() => store.check(stop), patience);
+  // A wrong --endpoint looks like a store that is down: a person hears of it soon, a keeper starts us again.
+  await withRetries(() => store.check(stop), { ...patience, deadlineMs: CHECK_RETRY_MS_MAX });
 
   const prepared = await prepareRun(options.request, {
     store,

@@ -372,11 +372,7 @@ export class StatusBoard implements StatusSource {
       endingReason: this.#endingReason,
       stopping: this.#stopping,
       skipped: this.#skipped,
-      blocked:
-        this.#blocked ??
-        (usage?.paused
-          ? { reason: usage.paused, action: "free disk space: the run goes on by itself" }
-          : null),
+      blocked: this.#blocked,
       sinceCommitS: this.#lastCommitMs === null ? null : (this.#nowMs() - this.#lastCommitMs) / 1000,
       expectedCommitS: commitsPerS > 0 ? 1 / commitsPerS : this.#lastCommitMs === null ? null : 0,
       retryShare: requests >= 100 && stats ? stats.retries / requests : null,

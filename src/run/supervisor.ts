@@ -7,6 +7,7 @@ import type { Loaded } from "../engine/protocol.ts";
 import { packLayout } from "../pack/layout.ts";
 import { batchCount, batchOf } from "../plan/plan.ts";
 import { recoverReady } from "../spool/recover.ts";
+import type { Spool } from "../spool/spool.ts";
 import { Uploader, type UploaderEvent } from "../spool/uploader.ts";
 import { packKey } from "../store/keys.ts";
 import { probeStore } from "../store/probe.ts";
@@ -46,6 +47,7 @@ export class Supervisor {
   readonly #closers: (() => Promise<void> | void)[] = [];
   #heartbeat: Heartbeat | null = null;
   #loop: BatchLoop | null = null;
+  #spool: Spool | null = null;
   readonly #blocked: BlockedWatch;
 
   constructor(options: ExtractOptions, tools: ExtractTools) {
@@ -57,6 +59,11 @@ export class Supervisor {
       blockedMsMax: options.maxBlockedMs,
       giveUp: (error) => this.#failed.abort(error),
     });
+  }
+
+  /** Once a second. */
+  look(): void {
+    if (this.#spool) this.#blocked.disk(this.#spool.usage().paused);
   }
 
   async run(): Promise<Ending> {
@@ -89,6 +96,7 @@ export class Supervisor {
     const { options, tools } = { options: this.#options, tools: this.#tools };
     const { board, log, stop } = tools;
     const { plan } = prepared;
+    this.#spool = spool;
     const recovered = await recoverReady({
       spool,
       identity: runId,
@@ -307,17 +315,17 @@ export class Supervisor {
         this.#loop?.requeue(event.batch);
         return;
       case "blocked":
-        this.#blocked.enter(event.reason, event.action ?? "see docs/operating.md");
+        this.#blocked.store({ reason: event.reason, action: event.action ?? "see docs/operating.md" });
         return;
       case "down":
-        this.#blocked.enter(
-          `the store does not serve: ${event.reason}`,
-          "nothing: it is asked again by itself",
-        );
+        this.#blocked.store({
+          reason: `the store does not serve: ${event.reason}`,
+          action: "nothing: it is asked again by itself",
+        });
         return;
       case "unblocked":
       case "up":
-        this.#blocked.leave();
+        this.#blocked.store(null);
         return;
       case "retry":
       case "throttled":
@@ -341,7 +349,8 @@ export class Supervisor {
   }
 
   async #letGo(): Promise<void> {
-    this.#blocked.leave();
+    this.#spool = null;
+    this.#blocked.close();
     for (const close of this.#closers.reverse()) await close();
   }
 }

@@ -50,6 +50,7 @@ export class Budget {
   #recheck: NodeJS.Timeout | null = null;
   #waitedMs = 0;
   #waitingSinceMs: number | null = null;
+  #refusedByDisk = false;
 
   constructor(options: BudgetOptions) {
     this.#options = options;
@@ -61,6 +62,11 @@ export class Budget {
 
   get budgetBytes(): number {
     return this.#options.budgetBytes;
+  }
+
+  /** The first claim in the queue fits the budget, but not the disk. */
+  get refusedByDisk(): boolean {
+    return this.#refusedByDisk && this.#waiters.length > 0;
   }
 
   /** Claims now waiting for room, and how long the first of them has waited. */
@@ -215,7 +221,8 @@ export class Budget {
     for (;;) {
       const waiter = this.#waiters[0];
       if (!waiter || this.#paused || !this.#fits(waiter.bytes)) return;
-      if (!(await this.#take(waiter.bytes))) {
+      this.#refusedByDisk = !(await this.#take(waiter.bytes));
+      if (this.#refusedByDisk) {
         this.#recheck ??= setTimeout(() => {
           this.#recheck = null;
           this.#pump();

@@ -18,7 +18,7 @@ import {
   statSync,
   writeSync,
 } from "node:fs";
-import { basename, join } from "node:path";
+import { basename, dirname, join } from "node:path";
 import { EXIT, errnoOf, RunError } from "../base/errors.ts";
 import { publishReplacing } from "../base/publish.ts";
 import { finishPack, type PackContents } from "../pack/writer.ts";
@@ -63,7 +63,7 @@ const QUARANTINED_MAX = 3;
  * Refuses (exit disk) what is no directory of this user's, or holds files that are not a spool's.
  */
 export function openDirectory(directory: string): SpoolDirectory {
-  mkdirSync(directory, { recursive: true, mode: 0o700 });
+  makeDirectory(directory);
   const link = lstatSync(directory);
   const path = realpathSync(directory);
   const stat = statSync(path, { bigint: true });
@@ -87,6 +87,18 @@ export function openDirectory(directory: string): SpoolDirectory {
     volatile: disk.type === TMPFS_MAGIC,
     blockBytes: disk.bsize,
   };
+}
+
+/** One level after the other: with `recursive`, Node says ENOENT where the file system is read-only. */
+function makeDirectory(path: string): void {
+  if (existsSync(path)) return;
+  const parent = dirname(path);
+  if (parent !== path) makeDirectory(parent);
+  try {
+    mkdirSync(path, { mode: 0o700 });
+  } catch (error) {
+    if (errnoOf(error) !== "EEXIST") throw error;
+  }
 }
 
 /**

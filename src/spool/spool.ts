@@ -75,6 +75,7 @@ export class Spool {
   readonly #budget: Budget;
   readonly #log: Log;
   readonly #probeMs: number;
+  readonly #floorBytes: number;
   readonly #ready = new Map<number, HeldPack>();
   #quarantined: { file: SpoolFile; claim: Claim }[] = [];
   #quarantines = 0;
@@ -90,9 +91,10 @@ export class Spool {
     this.#lock = lock;
     this.#log = options.log;
     this.#probeMs = options.probeMs ?? 2_000;
+    this.#floorBytes = options.floorBytes ?? 2 ** 30;
     this.#budget = new Budget({
       budgetBytes: options.budgetBytes,
-      floorBytes: options.floorBytes ?? 2 ** 30,
+      floorBytes: this.#floorBytes,
       blockBytes: options.blockBytes ?? directory.blockBytes,
       freeBytes: () => this.#freeBytes(),
       nowMs: options.nowMs,
@@ -195,8 +197,13 @@ export class Spool {
       volatile: this.volatile,
       waiting: this.#budget.waiting(),
       waitedSeconds: this.#budget.waitedSeconds(),
-      paused: this.#pause?.reason ?? null,
+      paused: this.#pause?.reason ?? (this.#budget.refusedByDisk ? this.#underFloor() : null),
     };
+  }
+
+  #underFloor(): string {
+    const free = this.#diskFreeBytes === null ? "too little" : formatBytes(this.#diskFreeBytes);
+    return `the disk has ${free} free, and ${formatBytes(this.#floorBytes)} are always left (--disk-floor)`;
   }
 
   /**
