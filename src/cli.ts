@@ -77,6 +77,8 @@ async function main(argv: string[]): Promise<number> {
     await program.parseAsync(argv);
   } catch (thrown) {
     if (thrown instanceof CommanderError && thrown.exitCode === 0) return EXIT.done;
+    // No verb at all: the help it has printed is the answer.
+    if (thrown instanceof CommanderError && thrown.code === "commander.help") return EXIT.usage;
     const error = thrown instanceof CommanderError ? misspelt(thrown, argv) : thrown;
     io.stderr(errorText(error, argv.includes("--json")));
     exitCode = exitCodeFor(error);

@@ -96,12 +96,13 @@ export const demo: VerbSpec = {
       io,
       `Where it lies:   ${relative(io.directory, join(io.directory, DIRECTORY, "demo"))}/   (its address is ${ADDRESS})`,
     );
-    printLine(io, `Read one sample: forebay read ${ADDRESS} 7 --check`);
+    // By `npm start` nothing is on the PATH yet, and the folder is the package's.
+    const command = io.env.npm_lifecycle_event ? "node dist/cli.js" : "forebay";
+    printLine(io, `Read one sample: ${command} read ${ADDRESS} 7 --check`);
     printLine(
       io,
-      "Try next:        forebay taps --model YOUR_MODEL, then forebay init s3://bucket/prefix/name",
+      `Try next:        ${command} taps --model YOUR_MODEL, then ${command} init s3://bucket/prefix/name`,
     );
-    if (io.env.npm_lifecycle_event) printLine(io, "(from this folder: node dist/cli.js in place of forebay)");
     return EXIT.done;
   },
 };

@@ -1,4 +1,4 @@
-import { Agent as HttpAgent, type IncomingMessage, request as httpRequest } from "node:http";
+import { Agent as HttpAgent, request as httpRequest, type IncomingMessage } from "node:http";
 import { Agent as HttpsAgent, request as httpsRequest } from "node:https";
 import { z } from "zod";
 import { fullJitterMs, sleep } from "../../base/backoff.ts";
@@ -48,7 +48,9 @@ const Completed = z.object({
   choices: z
     .array(z.object({ prompt_token_ids: z.array(id).nullish(), token_ids: z.array(id).nullish() }))
     .length(1),
-  kv_transfer_params: z.object({ hidden_states_path: z.string().nullish(), handle: z.string().nullish() }).nullish(),
+  kv_transfer_params: z
+    .object({ hidden_states_path: z.string().nullish(), handle: z.string().nullish() })
+    .nullish(),
 });
 /** vLLM's own shape, FastAPI's for routes that it does not have, and vLLM's before 0.10. */
 const ErrorBody = z.union([
@@ -81,7 +83,8 @@ export class VllmClient {
   async needHealth(): Promise<void> {
     const answer = await this.#once("GET", "/health");
     if (answer.status === 200) return;
-    if (answer.status === 503) throw serverGone(`the engine of the vLLM server at ${this.url} is dead: restart it`);
+    if (answer.status === 503)
+      throw serverGone(`the engine of the vLLM server at ${this.url} is dead: restart it`);
     throw this.#unexpected("GET /health", answer);
   }
 
@@ -220,11 +223,15 @@ export class VllmClient {
 /** Where the answer's ids differ, the states would be of another prompt. */
 function refuseOtherIds(sent: readonly number[], told: readonly number[]): void {
   if (sent.length !== told.length) {
-    throw refused(`expected an answer for ${sent.length} ids, found one for ${told.length}: the server changes prompts`);
+    throw refused(
+      `expected an answer for ${sent.length} ids, found one for ${told.length}: the server changes prompts`,
+    );
   }
   const at = sent.findIndex((id, i) => id !== told[i]);
   if (at < 0) return;
-  throw refused(`expected an answer for id ${sent[at]} at ${at}, found ${told[at]}: the server changes prompts`);
+  throw refused(
+    `expected an answer for id ${sent[at]} at ${at}, found ${told[at]}: the server changes prompts`,
+  );
 }
 
 /** The file will be read and removed: whatever a server names, it must look like what the connector writes. */

@@ -8,7 +8,10 @@ export type VllmTarget = { url: string } | { program: string; extra: readonly st
  * How to start the vllm engine's child. `env` is its whole environment, and a started server's. As for the onnx
  * child, the shell moves the descriptors: requests on 3, answers on 4.
  */
-export function vllmEngineCommand(options: { target: VllmTarget; env: Record<string, string> }): EngineCommand {
+export function vllmEngineCommand(options: {
+  target: VllmTarget;
+  env: Record<string, string>;
+}): EngineCommand {
   const child = fileURLToPath(new URL("./child.js", import.meta.url));
   const moveDescriptors = 'exec "$0" "$@" 3<&0 4>&1 </dev/null >&2';
   return {

@@ -1,7 +1,12 @@
 import { closeSync, fstatSync, openSync, readSync, writeSync } from "node:fs";
 import { crc32c } from "../../base/checksum.ts";
 import { errnoOf } from "../../base/errors.ts";
-import { headerLength, parseHeader, type SafetensorsHeader, type TensorEntry } from "../../base/safetensors.ts";
+import {
+  headerLength,
+  parseHeader,
+  type SafetensorsHeader,
+  type TensorEntry,
+} from "../../base/safetensors.ts";
 import type { SampleStates } from "../protocol.ts";
 import { bf16OfFloat16, bf16OfFloat32 } from "./bf16.ts";
 import { fileTrouble, refused } from "./failure.ts";
@@ -82,7 +87,11 @@ export function copyStates(job: CopyJob, nowMs: () => number): CopyResult {
     const told = readIds(from, ids, job);
     const into = job.file === null ? null : openSync(job.file, "r+");
     try {
-      const sample = { tokens: job.ids.length, ids_crc32c: crc32c(bytesOf(told)), ...copy(from, states, into, job) };
+      const sample = {
+        tokens: job.ids.length,
+        ids_crc32c: crc32c(bytesOf(told)),
+        ...copy(from, states, into, job),
+      };
       return { sample, dtype: states.dtype, seconds: (nowMs() - startMs) / 1000 };
     } finally {
       if (into !== null) closeSync(into);
@@ -130,7 +139,8 @@ function readHeader(fd: number, path: string, fileBytes: number): SafetensorsHea
   const first8 = new Uint8Array(8);
   readFully(fd, first8, 0, path);
   const length = headerLength(first8, path);
-  if (length > HEADER_BYTES_MAX) throw refused(`${path}: expected a small header, found one of ${length} bytes`);
+  if (length > HEADER_BYTES_MAX)
+    throw refused(`${path}: expected a small header, found one of ${length} bytes`);
   if (8 + length > fileBytes) return null;
   const header = new Uint8Array(8 + length);
   readFully(fd, header, 0, path);
@@ -145,10 +155,13 @@ function needTensors(header: SafetensorsHeader, job: CopyJob): { states: TensorE
     throw refused(`${job.path}: expected the tensors hidden_states and token_ids, found ${names || "none"}`);
   }
   if (!["BF16", "F16", "F32"].includes(states.dtype)) {
-    throw refused(`expected states in BF16, F16 or F32, found ${states.dtype}: start vLLM with --dtype bfloat16`);
+    throw refused(
+      `expected states in BF16, F16 or F32, found ${states.dtype}: start vLLM with --dtype bfloat16`,
+    );
   }
   const [tokens, layers, hidden] = states.shape;
-  if (states.shape.length !== 3) throw refused(`expected states [tokens, layers, hidden], found [${states.shape}]`);
+  if (states.shape.length !== 3)
+    throw refused(`expected states [tokens, layers, hidden], found [${states.shape}]`);
   if (hidden !== job.hidden) {
     throw refused(`expected hidden ${job.hidden}, found ${hidden}: the server runs another model`);
   }
@@ -184,7 +197,8 @@ function readIds(fd: number, entry: TensorEntry, { ids, path }: CopyJob): Int32A
 function readFully(fd: number, into: Uint8Array, startByte: number, path: string): void {
   for (let filled = 0; filled < into.byteLength; ) {
     const read = readSync(fd, into, filled, into.byteLength - filled, startByte + filled);
-    if (read === 0) throw fileTrouble(`${path} ends at byte ${startByte + filled}, within what its header describes`);
+    if (read === 0)
+      throw fileTrouble(`${path} ends at byte ${startByte + filled}, within what its header describes`);
     filled += read;
   }
 }

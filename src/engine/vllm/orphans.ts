@@ -27,7 +27,8 @@ export function sweepOrphans(folder: string, pid: number, isOpen: (requestId: st
     const match = NAME.exec(name);
     if (!match) continue;
     const [, requestId, machine, owner] = match;
-    const isOrphan = machine === MACHINE && (Number(owner) === pid ? !isOpen(requestId!) : !isAlive(Number(owner)));
+    const isOrphan =
+      machine === MACHINE && (Number(owner) === pid ? !isOpen(requestId!) : !isAlive(Number(owner)));
     if (isOrphan && remove(join(folder, name))) removed += 1;
   }
   return removed;

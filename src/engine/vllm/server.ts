@@ -81,7 +81,8 @@ export class VllmServer {
     const client = new VllmClient(this.url);
     try {
       while (!(await client.isWell())) {
-        if (this.#ended?.includes("code 127")) throw refused("there is no program vllm: pip install vllm, or --python");
+        if (this.#ended?.includes("code 127"))
+          throw refused("there is no program vllm: pip install vllm, or --python");
         if (this.#ended !== null) throw serverGone(`${this.#ended}, before it was ready`);
         await sleep(HEALTH_EVERY_MS);
       }
