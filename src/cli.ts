@@ -74,7 +74,7 @@ async function main(argv: string[]): Promise<number> {
     });
   }
   try {
-    await program.parseAsync(argv);
+    await program.parseAsync(withServerArguments(argv));
   } catch (thrown) {
     if (thrown instanceof CommanderError && thrown.exitCode === 0) return EXIT.done;
     // No verb at all: the help it has printed is the answer.
@@ -85,6 +85,13 @@ async function main(argv: string[]): Promise<number> {
   }
   await flushed();
   return exitCode;
+}
+
+/** What follows `--` is for the servers of --serve: `-- --max-model-len 8192` is two times --vllm-arg. */
+function withServerArguments(argv: string[]): string[] {
+  const at = argv.indexOf("--");
+  if (at < 0) return argv;
+  return [...argv.slice(0, at), ...argv.slice(at + 1).map((word) => `--vllm-arg=${word}`)];
 }
 
 /** commander's "error: unknown option '--x'\n(Did you mean --y?)" as one of our own. */

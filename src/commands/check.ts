@@ -6,6 +6,7 @@ import { silentLog } from "../base/log.ts";
 import { requireSetting } from "../config/resolve.ts";
 import { Engine } from "../engine/engine.ts";
 import { type ModelConfig, readModelConfig } from "../model/config.ts";
+import { compareEngines, describeAgreement, type TapAgreement } from "../run/against.ts";
 import { type GateReport, type GateSample, runGate } from "../run/gate.ts";
 import { planEngines } from "./engine-commands.ts";
 import { tapBlocks } from "./extract-options.ts";
@@ -13,7 +14,7 @@ import { printJson, printLine, say } from "./io.ts";
 import type { Call, VerbSpec } from "./verb.ts";
 
 /** Different lengths, so that padding and batching show; short, so that the gate costs seconds. */
-const SAMPLE_TOKENS = [7, 48, 129, 256];
+const SAMPLE_TOKENS = [7, 48, 129, 230, 256];
 
 export const check: VerbSpec = {
   name: "check",
@@ -22,43 +23,71 @@ export const check: VerbSpec = {
   examples: [
     "forebay check --model models/Qwen3-8B --taps 1,17,33",
     "forebay check --model models/Qwen3-8B --taps 1,17,33 --engine transformers --devices 0",
+    "forebay check --model models/Qwen3-8B --taps 1,17,33 --against transformers",
   ],
   async run(call) {
     const { io, settings, json } = call;
-    const { engine } = settings.values;
-    const report = await checkEngine(call);
-    if (json) printJson(io, { ok: report.ok, engine, results: report.results });
-    else printLine(io, `${report.text}\n${report.ok ? "ok" : "NOT ok: do not run it"}`);
-    return report.ok ? EXIT.done : EXIT.integrity;
+    const { engine, against } = settings.values;
+    const { gate, agreement } = await checkEngine(call);
+    const ok = gate.ok && (agreement ?? []).every((tap) => tap.ok);
+    if (json) {
+      printJson(io, { ok, engine, results: gate.results, ...(agreement ? { against, agreement } : {}) });
+    } else {
+      printLine(io, gate.text);
+      if (agreement) printLine(io, `against ${against}:\n${describeAgreement(agreement)}`);
+      printLine(io, ok ? "ok" : "NOT ok: do not run it");
+    }
+    return ok ? EXIT.done : EXIT.integrity;
   },
 };
 
-async function checkEngine({ io, settings }: Call): Promise<GateReport> {
-  const model = requireSetting(settings, "model");
-  const config = readModelConfig(model);
+async function checkEngine(call: Call): Promise<{ gate: GateReport; agreement: TapAgreement[] | null }> {
+  const { io, settings } = call;
+  const { against } = settings.values;
+  const config = readModelConfig(requireSetting(settings, "model"));
   const taps = tapBlocks(settings);
-  const { commands, options } = planEngines({ ...settings.values, engines: 1 }, io.env);
+  const shape = { taps: taps.length, hidden: config.hidden };
+  const samples = sampleIds(config);
   const directory = mkdtempSync(join(tmpdir(), "forebay-check-"));
-  let engine: Engine | null = null;
+  const engines: Engine[] = [];
   try {
     say(io, "loading the model");
-    const command = commands[0]!;
-    engine = await Engine.start({
-      command,
-      label: `${command.name}-0`,
-      log: silentLog,
-      stderrFile: null,
-      signal: io.signal,
-    });
-    const { dtype } = settings.values;
-    const loaded = await engine.load({ model, dtype, device: null, taps, options });
+    const engine = await startEngine(call, settings.values.engine, taps);
+    engines.push(engine);
     say(io, "checking the engine's states");
-    const shape = { taps: taps.length, hidden: config.hidden };
-    return await runGate(engine, loaded, sampleIds(config), { shape, directory, log: silentLog });
+    const gate = await runGate(engine, engine.loaded!, samples, { shape, directory, log: silentLog });
+    if (against === null) return { gate, agreement: null };
+    say(io, `loading the model in the ${against} engine`);
+    const other = await startEngine(call, against, taps);
+    engines.push(other);
+    return { gate, agreement: await compareEngines([engine, other], samples, { taps, shape, directory }) };
   } finally {
-    await engine?.shutdown();
+    await Promise.all(engines.map((engine) => engine.shutdown()));
     rmSync(directory, { recursive: true, force: true });
   }
+}
+
+/** One engine, loaded. */
+async function startEngine(
+  { io, settings }: Call,
+  name: "onnx" | "transformers" | "vllm",
+  taps: number[],
+): Promise<Engine> {
+  const { values } = settings;
+  const { commands, options } = planEngines({ ...values, engine: name, engines: 1 }, io.env);
+  const command = commands[0]!;
+  const engine = await Engine.start({
+    command,
+    // Two of one kind are told apart.
+    label: name === values.engine ? `${command.name}-0` : `${command.name}-against`,
+    log: silentLog,
+    stderrFile: null,
+    signal: io.signal,
+  });
+  // The other engine computes in what it does best: an onnx engine knows float32 only.
+  const dtype = name === values.engine ? values.dtype : "auto";
+  await engine.load({ model: requireSetting(settings, "model"), dtype, device: null, taps, options });
+  return engine;
 }
 
 /** Fixed ids from all over the vocabulary: what is proven here does not depend on the text. */

@@ -12,6 +12,7 @@ import { watchGpus } from "../monitor/nvidia-smi.ts";
 import { broken, type Finding, ok, weak } from "./doctor-checks.ts";
 import { examineSpool } from "./doctor-spool.ts";
 import { examineStore } from "./doctor-store.ts";
+import { examineVllm } from "./doctor-vllm.ts";
 import { printJson, printLine } from "./io.ts";
 import { storePlace } from "./run-place.ts";
 import type { Call, VerbSpec } from "./verb.ts";
@@ -64,6 +65,7 @@ async function* examine(call: Call): AsyncGenerator<Finding> {
     memory_bytes: totalmem(),
   });
   yield examinePython(call);
+  yield* await examineVllm(values.vllm, values.model);
   yield* await examineGpus(call);
 }
 

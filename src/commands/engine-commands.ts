@@ -1,10 +1,13 @@
+import { existsSync } from "node:fs";
 import { availableParallelism } from "node:os";
+import { dirname, join } from "node:path";
 import { EXIT, RunError } from "../base/errors.ts";
 import type { SettingValues } from "../config/settings.ts";
 import type { EngineCommand } from "../engine/child.ts";
 import { engineEnvironment, refusedEngineEnv } from "../engine/environment.ts";
 import { onnxEngineCommand } from "../engine/onnx/command.ts";
 import { choosePython, needPython, transformersEngineCommand } from "../engine/transformers.ts";
+import { type VllmTarget, vllmEngineCommand } from "../engine/vllm/command.ts";
 
 /** How to start each engine, and what all of them are told at `load`. */
 export interface EnginePlan {
@@ -14,7 +17,8 @@ export interface EnginePlan {
 
 export function planEngines(values: SettingValues, env: NodeJS.ProcessEnv): EnginePlan {
   const { devices } = values;
-  const count = values.engines ?? devices?.length ?? 1;
+  const servers = values.engine === "vllm" && values.vllm.length > 0 ? values.vllm.length : undefined;
+  const count = values.engines ?? servers ?? devices?.length ?? 1;
   const extra = Object.fromEntries(values.engineEnv);
   const refused = refusedEngineEnv(extra);
   if (refused.length > 0) {
@@ -66,13 +70,36 @@ function commandsFor(
       return environments.map((own, number) => transformersEngineCommand({ python, env: own, number }));
     }
     case "vllm":
-      throw new RunError({
-        op: "start engine",
-        subject: `--engine ${values.engine}`,
-        message: `this version does not have the ${values.engine} engine yet`,
-        safe: "nothing was started",
-        hint: "--engine transformers runs any causal language model, --engine onnx Llama, Qwen2 and Qwen3 on CPUs",
-        exit: EXIT.configuration,
-      });
+      return environments.map((own, number) =>
+        vllmEngineCommand({ target: vllmTarget(values, number, env), env: own }),
+      );
   }
+}
+
+/** The server that engine `number` asks, or the program that it starts one with. */
+function vllmTarget(values: SettingValues, number: number, env: NodeJS.ProcessEnv): VllmTarget {
+  const { vllm, serve, vllmArg } = values;
+  const refusal = (message: string, hint: string) =>
+    new RunError({
+      op: "start engine",
+      subject: "--engine vllm",
+      message,
+      safe: "nothing was started",
+      hint,
+      exit: EXIT.usage,
+    });
+  if (serve === vllm.length > 0) {
+    const found = serve ? "found both" : "found neither";
+    const hint = "--vllm http://127.0.0.1:8000 for a server that runs, --serve to start one for each device";
+    throw refusal(`expected either --vllm or --serve, ${found}`, hint);
+  }
+  if (serve) return { program: vllmProgram(values.python, env), extra: vllmArg };
+  if (vllmArg.length > 0) throw refusal("--vllm-arg is for --serve", "a server that runs has its arguments");
+  return { url: vllm[number % vllm.length]! };
+}
+
+/** `vllm` beside the Python that was named or is active; else whatever PATH has. */
+function vllmProgram(given: string | null, env: NodeJS.ProcessEnv): string {
+  const beside = join(dirname(choosePython(given, env)), "vllm");
+  return existsSync(beside) && beside !== "vllm" ? beside : "vllm";
 }

@@ -109,6 +109,8 @@ function resumeCommand({ address, spec }: RunPlace, values: SettingValues): stri
   if (spec.kind === "s3" && spec.endpoint) words.push("--endpoint", spec.endpoint);
   if (spec.kind === "s3" && spec.region !== "us-east-1") words.push("--region", spec.region);
   if (values.engine !== "onnx") words.push("--engine", values.engine);
+  for (const url of values.vllm) words.push("--vllm", url);
+  if (values.serve) words.push("--serve", ...values.vllmArg.map((word) => `--vllm-arg=${word}`));
   return words
     .map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'\\''`)}'`))
     .join(" ");

@@ -45,7 +45,7 @@ export const plan: VerbSpec = {
       signal: io.signal,
     });
     const made = makePlan(
-      { lengths: rows.lengths(), firstRow: rows.info.firstRow },
+      { lengths: rows.lengths(), firstRow: rows.info.firstRow, subject: values.dataset ?? undefined },
       {
         shape: packShapeOf(numbering, model, rows.info.hasMask),
         packBytesMax: values.packBytes,

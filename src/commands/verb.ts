@@ -58,7 +58,9 @@ export function register(
     } catch (error) {
       const { exit = null } = error instanceof RunError ? error : {};
       // What is wrong with a command is found before anything is begun.
-      throw exit === EXIT.usage || exit === EXIT.configuration ? stillSafe(error, "nothing was started") : error;
+      throw exit === EXIT.usage || exit === EXIT.configuration
+        ? stillSafe(error, "nothing was started")
+        : error;
     }
   });
 }

@@ -45,7 +45,10 @@ export function parseRunYaml(text: string, file: string, directory: string): Run
   const lines = new LineCounter();
   const document = parseDocument(text, { lineCounter: lines, prettyErrors: false, uniqueKeys: true });
   const problem = document.errors[0] ?? document.warnings[0];
-  if (problem) refuse(lines.linePos(problem.pos[0]).line, `not valid YAML: ${problem.message}`);
+  if (problem) {
+    const { line } = lines.linePos(problem.pos[0]);
+    refuse(line, `not valid YAML: ${problem.message}`, "mend that line; forebay init writes a whole file");
+  }
   const found: RunYaml = { file, directory, address: null, texts: {}, lines: {} };
   if (document.contents === null) return found;
   const root = document.contents;

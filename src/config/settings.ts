@@ -155,6 +155,15 @@ export const SETTINGS = {
     verbs: [...START, "check", "doctor"],
     example: "[http://127.0.0.1:8000]",
   }),
+  serve: engine.one(
+    "serve",
+    yesNo,
+    false,
+    "start a vLLM server for each device; its own arguments follow --",
+  ),
+  vllmArg: engine.many("vllm-arg", text, "argument for the servers of --serve; what follows -- is the same", {
+    example: "[--max-model-len=8192]",
+  }),
   engineEnv: engine.many("engine-env", assignment, "environment variable for the engines; repeatable", {
     example: "[OMP_NUM_THREADS=4]",
   }),
@@ -180,6 +189,12 @@ export const SETTINGS = {
   }),
   strict: engine.one("strict", yesNo, false, "forward passes of one exact length only (bitwise repeatable)"),
   allowSlowKernels: engine.one("allow-slow-kernels", yesNo, false, "accept reference kernels on a GPU"),
+  against: engine.maybe(
+    "against",
+    choice("onnx", "transformers", "vllm"),
+    "a second engine whose states for the same rows must agree",
+    { verbs: ["check"], example: "onnx" },
+  ),
   gate: engine.one("gate", yesNo, true, "check the engine's states before the run", { verbs: START }),
   maxSkips: engine.one("max-skips", share, 0.001, "share of rows that may be skipped at run time", {
     verbs: START,

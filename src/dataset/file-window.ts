@@ -118,5 +118,8 @@ export function cannotRead(path: string, cause: unknown) {
       : code === "EACCES"
         ? "permission to read it is missing"
         : "it cannot be read";
-  return badDataset(path, message, { hint: "check --dataset and the file's mode, or copy the dataset again", cause });
+  return badDataset(path, message, {
+    hint: "check --dataset and the file's mode, or copy the dataset again",
+    cause,
+  });
 }

@@ -3,7 +3,7 @@ import { cannotRead } from "./file-window.ts";
 import { badDataset } from "./rows.ts";
 
 /** A line must fit in memory. 256 MiB holds a row of ten million tokens with its mask, above any model's positions. */
-export const LINE_BYTES_MAX = 256 * 1024 * 1024;
+const LINE_BYTES_MAX = 256 * 1024 * 1024;
 
 const CHUNK_BYTES = 2 * 1024 * 1024;
 

@@ -243,7 +243,7 @@ function deltaCount({ view, offset }: DataReader): number {
 }
 
 /** Throws where a column's physical type is no integer. */
-export function intTypeOf(meta: ColumnMetaData): IntType {
+function intTypeOf(meta: ColumnMetaData): IntType {
   switch (meta.type) {
     case "INT32":
       return { bits: 32, signed: true };

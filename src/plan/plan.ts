@@ -51,6 +51,8 @@ export interface PlanRows {
   firstRow: number;
   /** Dataset row ids whose token ids the model does not have, in any order. */
   badRows?: Uint32Array;
+  /** How errors name where the rows come from. Default "dataset". */
+  subject?: string;
 }
 
 /**
@@ -64,7 +66,8 @@ const BATCH_TOKENS_MAX = 2_000_000;
  * The fixed list of batches. Pure: the same rows and options give the same plan on every machine.
  * Throws (usage, configuration) where the options make no sense or no row is left.
  */
-export function makePlan({ lengths, firstRow, badRows }: PlanRows, options: PlanOptions): Plan {
+export function makePlan(rows: PlanRows, options: PlanOptions): Plan {
+  const { lengths, firstRow, badRows, subject = "dataset" } = rows;
   refuseBadOptions(options);
   if (firstRow + lengths.length > 2 ** 32) {
     throw bad(`row ${firstRow + lengths.length - 1}`, "row ids end at 2^32 - 1", EXIT.usage);
@@ -73,7 +76,7 @@ export function makePlan({ lengths, firstRow, badRows }: PlanRows, options: Plan
   if (kept.rows.length === 0) {
     const why = countReasons(kept.skippedReasons).map(({ reason, rows }) => `${rows} ${reason}`);
     throw bad(
-      "dataset",
+      subject,
       lengths.length === 0
         ? "the dataset has no rows"
         : `no row is left of ${lengths.length}: ${why.join(", ")}`,

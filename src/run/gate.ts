@@ -72,7 +72,11 @@ export function assertGate(report: GateReport, engine: string): void {
   if (failed) throw refused(engine, describe(failed));
 }
 
-function placeSamples(samples: readonly GateSample[], { taps, hidden }: Pick<PackShape, "taps" | "hidden">) {
+/** `samples` one after another in a file, and its size. */
+export function placeSamples(
+  samples: readonly GateSample[],
+  { taps, hidden }: Pick<PackShape, "taps" | "hidden">,
+) {
   let bytes = 0;
   const placed = samples.map((sample): ExtractSample => {
     const offset = bytes;

@@ -149,7 +149,7 @@ async function planFor(
   }
   assertIdsInVocabulary(rows, model, request.dataset.path);
   const plan = makePlan(
-    { lengths: rows.lengths(), firstRow: rows.info.firstRow },
+    { lengths: rows.lengths(), firstRow: rows.info.firstRow, subject: request.dataset.path },
     {
       shape: packShapeOf(numbering, model, rows.info.hasMask),
       packBytesMax: request.packBytesMax,

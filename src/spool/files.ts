@@ -23,7 +23,7 @@ import { EXIT, errnoOf, RunError } from "../base/errors.ts";
 import { publishReplacing } from "../base/publish.ts";
 import { finishPack, type PackContents } from "../pack/writer.ts";
 import { batchName } from "../store/keys.ts";
-import { checkPack, type PackExpectation, SLICE_BYTES } from "./pack-check.ts";
+import { checkPack, FILE_SLICE_BYTES, type PackExpectation } from "./pack-check.ts";
 
 /** The spool's file calls, all synchronous: they run in worker threads, never on the main one. */
 
@@ -221,10 +221,14 @@ export function probeSpace(options: { path: string; bytes: number }): boolean {
 export async function checkFile(options: { path: string; expected: PackExpectation }): Promise<number> {
   const fd = openSync(options.path, constants.O_RDONLY | constants.O_NOFOLLOW);
   try {
-    const buffer = Buffer.allocUnsafe(Math.max(SLICE_BYTES, options.expected.layout.headerBytes));
+    const buffer = Buffer.allocUnsafe(Math.max(FILE_SLICE_BYTES, options.expected.layout.headerBytes));
     const read = (startByte: number, endByte: number) =>
       readExactly(fd, buffer.subarray(0, endByte - startByte), startByte, options.path);
-    return await checkPack({ bytes: fstatSync(fd).size, read }, options.expected, options.path);
+    return await checkPack(
+      { bytes: fstatSync(fd).size, sliceBytes: FILE_SLICE_BYTES, read },
+      options.expected,
+      options.path,
+    );
   } finally {
     closeSync(fd);
   }

@@ -7,6 +7,8 @@ import { checkPackHeader, readPackHeader } from "../pack/reader.ts";
 /** Bytes of a pack wherever they lie: a file read into memory slice by slice, or ranges of a stored object. */
 export interface PackBytes {
   bytes: number;
+  /** No `read` but that of the header is for more. */
+  sliceBytes: number;
   /** [startByte, endByte), whole or it throws; in ascending order. The answer may be overwritten by the next call. */
   read(startByte: number, endByte: number): Uint8Array | Promise<Uint8Array>;
 }
@@ -18,8 +20,10 @@ export interface PackExpectation {
   layout: PackLayout;
 }
 
-/** At most this much is held and hashed at once, so that the other connections of the thread keep moving. */
-export const SLICE_BYTES = 4 * 2 ** 20;
+/** Of a file: small enough that what was read is still in the processor's cache when it is hashed. */
+export const FILE_SLICE_BYTES = 2 ** 20;
+/** Of a stored object: each slice is a request, held in memory. */
+export const OBJECT_SLICE_BYTES = 8 * 2 ** 20;
 
 /**
  * Reads a pack once from beginning to end and holds it against the plan and against itself: its header, every
@@ -58,8 +62,8 @@ export async function checkPack(
   let whole = crc32c(header);
   for (const sample of pack.samples) {
     let crc = 0;
-    for (let at = sample.startByte; at < sample.endByte; at += SLICE_BYTES) {
-      crc = crc32c(await source.read(at, Math.min(sample.endByte, at + SLICE_BYTES)), crc);
+    for (let at = sample.startByte; at < sample.endByte; at += source.sliceBytes) {
+      crc = crc32c(await source.read(at, Math.min(sample.endByte, at + source.sliceBytes)), crc);
     }
     if (crc !== sample.crc32c) {
       throw torn(

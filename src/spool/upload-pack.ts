@@ -7,7 +7,7 @@ import { type Store, StoreError, type StoreTraits } from "../store/store.ts";
 import { verifyObject } from "../store/verify-object.ts";
 import { type ErrorWire, toWire } from "./error-wire.ts";
 import { isOutOfSpace, readExactly } from "./files.ts";
-import { checkPack, type PackExpectation, SLICE_BYTES } from "./pack-check.ts";
+import { checkPack, FILE_SLICE_BYTES, OBJECT_SLICE_BYTES, type PackExpectation } from "./pack-check.ts";
 
 /** One attempt at one pack, as a worker thread is handed it. */
 export interface UploadJob {
@@ -149,6 +149,9 @@ async function decideVanished(
   }
 }
 
+/** About two milliseconds of reading and hashing. */
+const YIELD_BYTES = 4 * 2 ** 20;
+
 /** Reads the file into the buffer, checking every CRC on the way; or says what is spoiled. */
 async function readOwn(job: UploadJob, buffer: Buffer): Promise<Own | { reason: string }> {
   const { bytes } = job.expected.layout;
@@ -159,14 +162,14 @@ async function readOwn(job: UploadJob, buffer: Buffer): Promise<Own | { reason: 
     let yieldedByte = 0;
     const read = async (startByte: number, endByte: number) => {
       // Reading and hashing block the thread: let its sockets have their turn between slices.
-      if (endByte - yieldedByte > SLICE_BYTES) {
+      if (endByte - yieldedByte > YIELD_BYTES) {
         yieldedByte = endByte;
         await new Promise(setImmediate);
       }
       return readExactly(fd, body.subarray(startByte, endByte), startByte, job.path);
     };
     if (found !== bytes) throw spoiled(job.path, `expected ${bytes} bytes, found ${found}`);
-    const crc = await checkPack({ bytes, read }, job.expected, job.path);
+    const crc = await checkPack({ bytes, sliceBytes: FILE_SLICE_BYTES, read }, job.expected, job.path);
     const md5 = job.traits.verify === "etag" ? createHash("md5").update(body).digest("hex") : undefined;
     return { body, crc32c: crc, md5 };
   } catch (error) {
@@ -189,7 +192,7 @@ async function isOtherWhole(key: string, job: UploadJob, { store, signal }: Atte
     if (!info) return false;
     const read = (startByte: number, endByte: number) => getRange(store, key, { startByte, endByte }, signal);
     try {
-      await checkPack({ bytes: info.bytes, read }, job.expected, key);
+      await checkPack({ bytes: info.bytes, sliceBytes: OBJECT_SLICE_BYTES, read }, job.expected, key);
       return true;
     } catch (error) {
       if (last || error instanceof StoreError || !(error instanceof RunError)) throw error;

@@ -17,7 +17,8 @@ import { UploadThreads } from "./upload-threads.ts";
 
 export type Uploads = "auto" | number;
 
-const UPLOADS_START = 8;
+/** A fast link is full with a few, and a long one is found within seconds: the quick start doubles. */
+const UPLOADS_START = 4;
 
 export interface UploaderOptions {
   spool: Spool;

@@ -41,7 +41,8 @@ elif shape == "parquet-default":
 else:
     with open(path, "w") as f:
         for start, end in zip(offsets[:-1], offsets[1:]):
-            f.write('{"input_ids": %s, "loss_mask": %s}\\n' % (ids[start:end].tolist(), mask[start:end].tolist()))
+            f.write('{"text": "%s", "input_ids": %s, "loss_mask": %s}\\n'
+                    % ("other text " * 60, ids[start:end].tolist(), mask[start:end].tolist()))
 `;
 
 /** The built pass in a process of its own; what it held at most is asked of the kernel at its end. */

@@ -9,6 +9,7 @@ import torch
 
 from .batching import ForwardLimits, form_all
 from .channel import number
+from .diagnose import diagnose
 from .failure import Failure
 from .model import Model, hooked, run_to_taps
 from .staging import right_padded
@@ -82,12 +83,20 @@ class Gate:
             measured = distance(own, self._logits(groups, {tap: slot}))
             other = tap + 1 if tap + 1 < len(self._model.blocks) else tap - 1
             control = None if other < 0 else distance(own, self._logits(groups, {other: slot}))
-            result = injection_result(tap, measured, limit, control)
-            if not result["ok"]:
-                return result
+            found = injection_result(tap, measured, limit, control)
+            if measured > limit:
+                return self._explained(found, groups, slot, tap)
+            if not found["ok"]:
+                return found
             if worst is None or measured >= (worst["measured"] or 0):
-                worst = result
+                worst = found
         return worst
+
+    def _explained(self, found: dict, groups: list[Group], slot: int, tap: int) -> dict:
+        samples = [sample for group in groups for sample in group.samples]
+        stored = [sample.stored[:, slot] for sample in samples]
+        explanation = diagnose(self._model, [sample.ids for sample in samples], stored, tap)
+        return {**found, "message": f"{found['message']}; {explanation}"} if explanation else found
 
     def pad_independence(self, groups: list[Group]) -> dict:
         """The same samples with two pad ids must have the same states: an attention that looks ahead sees the pads."""

@@ -169,7 +169,7 @@ def read_config(directory: str) -> dict:
 def check_files(directory: str, config: dict) -> Callable[[torch.dtype], int]:
     """Raises Failure where there are no safetensors. Returns: bytes of the weights when loaded in a dtype."""
     names = sorted(os.listdir(directory))
-    shards = [name for name in names if name.endswith(".safetensors")]
+    shards = []
     index = Path(directory, "model.safetensors.index.json")
     if index.exists():
         shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
@@ -185,7 +185,7 @@ def check_files(directory: str, config: dict) -> Callable[[torch.dtype], int]:
                 "opened; only safetensors is read. Save it again where you trust it: "
                 "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW)"
             )
-        raise Failure(f"{directory}: there are no *.safetensors files in it")
+        raise Failure(f"{directory}: there is neither model.safetensors nor {index.name}: fetch the model again")
     numbers = [count_numbers(Path(directory, name)) for name in shards]
     quantized = "quantization_config" in config
     as_stored = sum(Path(directory, name).stat().st_size for name in shards)

@@ -20,9 +20,9 @@ export function bf16OfFloat16(halves: Uint16Array, into: Uint16Array): void {
 }
 
 function roundWord(word: number): number {
-  const isNaN = (word & 0x7fff_ffff) > 0x7f80_0000;
+  const isNotANumber = (word & 0x7fff_ffff) > 0x7f80_0000;
   // A NaN whose upper bits are zero would become an infinity.
-  if (isNaN) return (word >>> 16) | 0x0040;
+  if (isNotANumber) return (word >>> 16) | 0x0040;
   return (word + 0x7fff + ((word >>> 16) & 1)) >>> 16;
 }
 

@@ -1,6 +1,6 @@
 import { closeSync, fstatSync, openSync, readSync, writeSync } from "node:fs";
 import { crc32c } from "../../base/checksum.ts";
-import { errnoOf } from "../../base/errors.ts";
+import { describeError, errnoOf } from "../../base/errors.ts";
 import {
   headerLength,
   parseHeader,
@@ -23,6 +23,8 @@ export type FileState =
   | { kind: "absent" }
   /** `expectedBytes` is null as long as the header itself is not all there. */
   | { kind: "short"; bytes: number; expectedBytes: number | null }
+  /** Not what the connector writes, or not yet: some filesystems show a file's size before its bytes. */
+  | { kind: "garbled"; reason: string }
   | { kind: "whole"; bytes: number };
 
 /** What one file is held against, and where its states go. */
@@ -49,7 +51,7 @@ const HEADER_BYTES_MAX = 1 << 20;
 /** What is read, converted and written at once. */
 const CHUNK_BYTES = 4 * 2 ** 20;
 
-/** Throws where the header is none at all, or the file is longer than it says: waiting would not help. */
+/** Throws only what the system throws. */
 export function fileState(path: string): FileState {
   let fd: number;
   try {
@@ -62,11 +64,14 @@ export function fileState(path: string): FileState {
     const bytes = fstatSync(fd).size;
     const header = readHeader(fd, path, bytes);
     if (header && header.fileBytes < bytes) {
-      throw refused(`${path} has ${bytes} bytes, its header describes ${header.fileBytes}`);
+      return { kind: "garbled", reason: `it has ${bytes} bytes, its header describes ${header.fileBytes}` };
     }
     return header?.fileBytes === bytes
       ? { kind: "whole", bytes }
       : { kind: "short", bytes, expectedBytes: header?.fileBytes ?? null };
+  } catch (error) {
+    if (errnoOf(error) !== undefined) throw error;
+    return { kind: "garbled", reason: describeError(error) };
   } finally {
     closeSync(fd);
   }

@@ -16,10 +16,10 @@ const HEALTH_EVERY_MS = 500;
 const STOP_MS = 4_000;
 
 /**
- * Ends the server's whole group when its descriptor 3 is closed: that is when the child that started it is gone,
+ * Removes the folder and ends the server's whole group when its descriptor 3 is closed: that is when the child that started it is gone,
  * however it went. The group is the server's own, so that what else lives in the child's is not touched.
  */
-const LEASHED = '{ read -r _ <&3; kill -KILL 0; } & exec "$0" "$@" 3<&-';
+const LEASHED = 'folder=$1; shift; { read -r _ <&3; rm -rf "$folder"; kill -KILL 0; } & exec "$0" "$@" 3<&-';
 
 /** A vLLM server of our own, with a port and a connector folder of its own. */
 export class VllmServer {
@@ -53,7 +53,7 @@ export class VllmServer {
     this.url = `http://127.0.0.1:${options.port}`;
     this.folder = options.folder;
     // Its log goes to our stderr, which the supervisor keeps.
-    this.#process = spawn("/bin/sh", ["-c", LEASHED, program, ...args], {
+    this.#process = spawn("/bin/sh", ["-c", LEASHED, program, options.folder, ...args], {
       detached: true,
       stdio: ["ignore", process.stderr.fd, process.stderr.fd, "pipe"],
     });

@@ -47,6 +47,8 @@ export async function waitForFile(path: string, options: WaitOptions): Promise<v
 }
 
 function describe(path: string, state: ReturnType<typeof fileState>): string {
+  if (state.kind === "garbled")
+    return `${path} is not what the connector writes: ${state.reason}; it was still so`;
   if (state.kind === "short") {
     const expected = state.expectedBytes ?? "its header at least";
     return `${path} has ${state.bytes} bytes, expected ${expected}: is the connector's folder full? It was still short`;
