@@ -18,7 +18,7 @@ import { ListObjectsV2Command } from "@aws-sdk/client-s3";
 import { parquetWriteFile } from "hyparquet-writer";
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
 import { smallDisk } from "./support/disks.ts";
-import { type Ended, eventsOf, FIXTURES, Machine, type Running } from "./support/program.ts";
+import { type Ended, eventsOf, FIXTURES, freeze, Machine, type Running } from "./support/program.ts";
 import { credentialEnv, freePorts, makeBucket, type S3Server, s3Client } from "./support/servers.ts";
 import { sharedS3 } from "./support/shared-s3.ts";
 
@@ -353,7 +353,7 @@ describe("a dataset", () => {
     expect(verified.code, verified.stderr).toBe(0);
     expect(JSON.parse(verified.stdout)).toMatchObject({
       ok: true,
-      rows: { planned: 2, committed: 2, skipped: 2, missing: 0 },
+      rows: { planned: 4, committed: 2, skipped: 2, missing: 0 },
     });
     const plan = await machine.run([
       "plan",
@@ -488,7 +488,7 @@ describe("a part that another run works on", () => {
     first = machine.start(run(flags, "file:../store/taken"));
     await logged(machine.path("run-taken"), "batch.committed");
     // Frozen, so that it changes nothing while the other is refused.
-    first.child.kill("SIGSTOP");
+    await freeze(first.child.pid!);
   });
   afterAll(async () => {
     first.child.kill("SIGKILL");

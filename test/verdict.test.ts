@@ -2,7 +2,7 @@ import { spawn, spawnSync } from "node:child_process";
 import { writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
-import { beforeAll, describe, expect, onTestFinished, test } from "vitest";
+import { beforeAll, describe, expect, type TestContext, test } from "vitest";
 import type { StatusDocument } from "../src/run/status.ts";
 import { mulberry32 } from "./support/chaos-proxy.ts";
 import { DEMO, Machine } from "./support/program.ts";
@@ -31,8 +31,8 @@ beforeAll(async () => {
   }).join("");
 });
 
-test("a run that nothing slows: the engines are the limit, and nobody is alarmed", async () => {
-  const run = await start("healthy");
+test("a run that nothing slows: the engines are the limit, and nobody is alarmed", async (context) => {
+  const run = await start(context, "healthy");
   const { alerts, run: about } = await run.until("compute", "engine");
   expect(alerts).toEqual([]);
   expect(about.action).toBeNull();
@@ -41,8 +41,8 @@ test("a run that nothing slows: the engines are the limit, and nobody is alarmed
 
 test.skipIf(spawnSync("strace", ["--version"]).status !== 0)(
   "a spool on a slow disk is named, and a faster one helps",
-  async () => {
-    const run = await start("disk");
+  async (context) => {
+    const run = await start(context, "disk");
     await run.committing();
     const pids = (await run.status()).engines.map(({ pid }) => String(pid));
     // Each write of states takes a quarter of a second longer.
@@ -54,7 +54,7 @@ test.skipIf(spawnSync("strace", ["--version"]).status !== 0)(
       ],
       { stdio: "ignore" },
     );
-    onTestFinished(() => void slow.kill("SIGKILL"));
+    context.onTestFinished(() => void slow.kill("SIGKILL"));
     const { bottleneck } = await run.until("disk", "fsync");
     expect(bottleneck.advice).toContain("--spool /dev/shm");
     const before = await run.bytesPerS();
@@ -65,8 +65,8 @@ test.skipIf(spawnSync("strace", ["--version"]).status !== 0)(
 
 // These leave the processors alone, and so each other.
 describe.concurrent("slowed on the way to the store", () => {
-  test("a thin link is named, and when it widens the verdict moves on to the engines", async () => {
-    const run = await start("link");
+  test("a thin link is named, and when it widens the verdict moves on to the engines", async (context) => {
+    const run = await start(context, "link");
     await run.committing();
     run.limits.bytesPerS = 500_000;
     const { bottleneck } = await run.until("upload", "bandwidth");
@@ -77,8 +77,8 @@ describe.concurrent("slowed on the way to the store", () => {
     await run.faster(before * 1.3);
   });
 
-  test("too few connections over a long way are named, and letting Forebay find the number helps", async () => {
-    const run = await start("sockets", "--uploads", "2");
+  test("too few connections over a long way are named, and letting Forebay find the number helps", async (context) => {
+    const run = await start(context, "sockets", "--uploads", "2");
     await run.committing();
     run.limits.bytesPerSEach = 250_000;
     const { bottleneck } = await run.until("upload", "sockets");
@@ -87,8 +87,8 @@ describe.concurrent("slowed on the way to the store", () => {
     await run.faster(before * 1.3);
   });
 
-  test("a store that answers SlowDown is named, and letting Forebay find the number helps", async () => {
-    const run = await start("slowdown", "--uploads", "48");
+  test("a store that answers SlowDown is named, and letting Forebay find the number helps", async (context) => {
+    const run = await start(context, "slowdown", "--uploads", "48");
     await run.committing();
     run.limits.putsAtOnce = 2;
     run.limits.bytesPerSEach = 500_000;
@@ -100,15 +100,15 @@ describe.concurrent("slowed on the way to the store", () => {
     await run.faster(before * 1.1);
   });
 
-  test("a spool too small to keep the connections at work is named, and a larger one helps", async () => {
-    const small = await start("budget", "--uploads", "16", "--spool-bytes", "1300KiB");
+  test("a spool too small to keep the connections at work is named, and a larger one helps", async (context) => {
+    const small = await start(context, "budget", "--uploads", "16", "--spool-bytes", "1300KiB");
     await small.committing();
     small.limits.bytesPerSEach = 100_000;
     const { bottleneck } = await small.until("disk", "budget");
     expect(bottleneck.advice).toContain("--spool-bytes");
     const before = await small.bytesPerS();
     await small.stop();
-    const large = await start("budget", "--uploads", "16", "--spool-bytes", "6MiB");
+    const large = await start(context, "budget", "--uploads", "16", "--spool-bytes", "6MiB");
     large.limits.bytesPerSEach = 100_000;
     await large.committing();
     await large.faster(before * 1.3);
@@ -131,11 +131,11 @@ interface FollowedRun {
 }
 
 /** A run of one engine on a machine of its own, to the real server behind limits of its own. */
-async function start(name: string, ...options: string[]): Promise<FollowedRun> {
+async function start(context: TestContext, name: string, ...options: string[]): Promise<FollowedRun> {
   const machine = new Machine(credentialEnv(server));
-  onTestFinished(() => machine.remove());
+  context.onTestFinished(() => machine.remove());
   const store = await startSlowStore(server.endpoint);
-  onTestFinished(() => store.close());
+  context.onTestFinished(() => store.close());
   writeFileSync(machine.path("rows.jsonl"), rows);
   const [port] = await freePorts(1);
   const running = machine.start([

@@ -191,7 +191,7 @@ describe("what a good server gives", () => {
     const asked = request(prompts);
     const answer = await engine.extract(asked);
     expect(answer.failed).toEqual([]);
-    prompts.forEach((ids, i) => expect(stored(asked, i).equals(expectedBytes(ids))).toBe(true));
+    for (const [i, ids] of prompts.entries()) expect(stored(asked, i).equals(expectedBytes(ids))).toBe(true);
     expect(fake.openMax).toBeGreaterThan(10);
     expect(fake.requests.every((body) => body.prompt.every((id) => typeof id === "number"))).toBe(true);
     expect(fake.requests[0]).toMatchObject({
@@ -222,7 +222,8 @@ describe("what a good server gives", () => {
       const asked = request(prompts);
       const answer = await engine.extract(asked);
       expect(answer.failed).toEqual([]);
-      prompts.forEach((ids, i) => expect(stored(asked, i).equals(expectedBytes(ids))).toBe(true));
+      for (const [i, ids] of prompts.entries())
+        expect(stored(asked, i).equals(expectedBytes(ids))).toBe(true);
     },
   );
 

@@ -1,6 +1,7 @@
 import { check } from "./check.ts";
 import { demo } from "./demo.ts";
 import { doctor } from "./doctor.ts";
+import { exportVerb } from "./export.ts";
 import { init } from "./init.ts";
 import { logs } from "./logs.ts";
 import { ls } from "./ls.ts";
@@ -36,5 +37,6 @@ export const VERBS: VerbSpec[] = [
   ls,
   verify,
   read,
+  exportVerb,
   superviseVerb,
 ];

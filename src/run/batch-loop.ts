@@ -10,7 +10,7 @@ import { type PackLayout, packLayout } from "../pack/layout.ts";
 import type { PackFacts } from "../pack/metadata.ts";
 import type { SampleOutcome } from "../pack/writer.ts";
 import { batchOf } from "../plan/plan.ts";
-import type { Reservation, Spool } from "../spool/spool.ts";
+import type { ReadyPack, Reservation, Spool } from "../spool/spool.ts";
 import type { Uploader } from "../spool/uploader.ts";
 import { withRetries } from "../store/retry.ts";
 import type { Store } from "../store/store.ts";
@@ -42,6 +42,8 @@ export interface BatchLoopOptions {
   prepare: (engine: Engine, loaded: Loaded) => Promise<void>;
 }
 
+type Finished = Extract<BatchOutcome, { kind: "states" }>;
+
 /** A batch in an engine's hands: the room that it holds, and the file that it is being written to. */
 interface Claimed {
   layout: PackLayout;
@@ -61,10 +63,14 @@ export class BatchLoop {
   #fleet: Fleet | null = null;
   #isPrepared = false;
   #hasDispatched = false;
+  #packing = 0;
+  /** Of the present round. */
+  #stop = new AbortController().signal;
 
   constructor(options: BatchLoopOptions) {
     this.#options = options;
     this.#queue = [...options.remaining].reverse();
+    options.packStage.enter("pack", "starved");
     this.#facts = { identity: options.identity, numbering: options.prepared.numbering };
   }
 
@@ -106,6 +112,7 @@ export class BatchLoop {
     const stopping: Promise<void>[] = [];
     const onStop = () => void stopping.push(fleet.stop(graceMs));
     if (stop.aborted) return;
+    this.#stop = stop;
     stop.addEventListener("abort", onStop, { once: true });
     try {
       await fleet.run();
@@ -202,39 +209,57 @@ export class BatchLoop {
     await spool.pauseUntilSpace(layout.bytes, reason);
   }
 
-  async #finish(outcome: Extract<BatchOutcome, { kind: "states" }>): Promise<void> {
+  async #finish(outcome: Finished): Promise<void> {
     const { batch } = outcome.work;
     const { layout, reservation } = this.#claim(batch);
-    const { identity, prepared, store, uploader, board, tally, packStage, log, random } = this.#options;
-    if (outcome.skipped.length > 0) {
-      log.warn("rows.skipped", { batch, rows: outcome.skipped.length, reason: outcome.skipped[0]!.reason });
-      const put = () => putSkips(store, { runId: identity, batch, rows: outcome.skipped });
-      await withRetries(put, { log, random });
-      board.skipped(outcome.skipped);
-    }
-    const slot = String(batch);
-    packStage.enter(slot, "busy");
-    const contents = {
-      layout,
-      shape: prepared.plan.options.shape,
-      facts: this.#facts,
-      outcomes: this.#outcomesOf(layout, outcome),
-    };
-    const ready = await reservation.finish(contents).catch(async (error: unknown) => {
-      packStage.remove(slot);
-      if (!(error instanceof RunError) || error.remedy !== "retry") throw error;
-      await this.#giveBack(batch, error.message);
-      return null;
-    });
+    const { identity, prepared, uploader, board, tally } = this.#options;
+    if (!(await this.#noteSkips(outcome))) return this.#giveBack(batch, null);
+    const ready = await this.#pack(layout, reservation, outcome);
     if (!ready) return;
-    packStage.remove(slot);
     this.#claimed.delete(batch);
     tally.move(batch, "ready");
     board.computed(outcome.shard, amountOf(prepared.plan, batch), outcome.seconds);
+    board.skipped(outcome.skipped);
     uploader.enqueue(ready, { identity, layout });
   }
 
-  #outcomesOf(layout: PackLayout, outcome: Extract<BatchOutcome, { kind: "states" }>): SampleOutcome[] {
+  /** Skips stand in the store before their pack can. False: the run is being stopped, and the store did not answer. */
+  async #noteSkips({ work, skipped }: Finished): Promise<boolean> {
+    if (skipped.length === 0) return true;
+    const { identity, store, log, random } = this.#options;
+    const { batch } = work;
+    log.warn("rows.skipped", { batch, rows: skipped.length, reason: skipped[0]!.reason });
+    const signal = this.#stop;
+    try {
+      const put = () => putSkips(store, { runId: identity, batch, rows: skipped }, signal);
+      await withRetries(put, { log, random, signal });
+      return true;
+    } catch (error) {
+      if (signal.aborted) return false;
+      throw error;
+    }
+  }
+
+  /** null: the disk is full after all, and the batch was given back. */
+  async #pack(layout: PackLayout, reservation: Reservation, outcome: Finished): Promise<ReadyPack | null> {
+    const { prepared, packStage } = this.#options;
+    const { shape } = prepared.plan.options;
+    this.#packing += 1;
+    packStage.enter("pack", "busy");
+    try {
+      const outcomes = this.#outcomesOf(layout, outcome);
+      return await reservation.finish({ layout, shape, facts: this.#facts, outcomes });
+    } catch (error) {
+      if (!(error instanceof RunError) || error.remedy !== "retry") throw error;
+      await this.#giveBack(layout.batch, error.message);
+      return null;
+    } finally {
+      this.#packing -= 1;
+      if (this.#packing === 0) packStage.enter("pack", "starved");
+    }
+  }
+
+  #outcomesOf(layout: PackLayout, outcome: Finished): SampleOutcome[] {
     const { rows } = this.#options.prepared;
     const states = new Map<number, SampleStates>(outcome.samples.map((sample) => [sample.row, sample]));
     const skipped = new Map(outcome.skipped.map(({ row, reason }) => [row, reason]));

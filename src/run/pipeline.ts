@@ -52,7 +52,7 @@ export class Pipeline {
         name: "pack",
         slots: 1,
         ...packStage.seconds(),
-        queue: packStage.slots,
+        queue: 0,
         capacity: null,
         rate: produced,
       },

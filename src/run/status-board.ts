@@ -51,7 +51,8 @@ export class StatusBoard implements StatusSource {
   readonly #wallMs: () => number;
   readonly #startedAt: string;
   readonly #events: StatusDocument["events_tail"] = [];
-  readonly #skippedRows: { row: number; reason: string }[] = [];
+  /** Rows skipped at run time: one that is done again may be skipped again. */
+  readonly #skippedRows = new Map<number, string>();
   readonly #rates: Record<"samples" | "tokens", Rate>;
   readonly #shards = new Map<
     number,
@@ -71,7 +72,7 @@ export class StatusBoard implements StatusSource {
   #exitCode: number | null = null;
   #stopping = false;
   #blocked: StateFacts["blocked"] = null;
-  #skipped = 0;
+  #planSkips = 0;
   #produced = 0;
   #lastCommitMs: number | null = null;
   #lastCommitAt: string | null = null;
@@ -97,7 +98,7 @@ export class StatusBoard implements StatusSource {
   opened(runId: string, tally: Tally, planSkips: number): void {
     this.#runId = runId;
     this.#tally = tally;
-    this.#skipped = planSkips;
+    this.#planSkips = planSkips;
   }
 
   attach(sources: BoardSources): void {
@@ -138,13 +139,11 @@ export class StatusBoard implements StatusSource {
   }
 
   skipped(rows: readonly { row: number; reason: string }[]): void {
-    this.#skipped += rows.length;
-    this.#skippedRows.unshift(...rows);
-    this.#skippedRows.length = Math.min(this.#skippedRows.length, SKIPPED_TAIL);
+    for (const { row, reason } of rows) this.#skippedRows.set(row, reason);
   }
 
   get skippedCount(): number {
-    return this.#skipped;
+    return this.#planSkips + this.#skippedRows.size;
   }
 
   blocked(blocked: StateFacts["blocked"]): void {
@@ -255,8 +254,8 @@ export class StatusBoard implements StatusSource {
           verified: tally?.committed.bytes ?? 0,
           total: tally?.total.bytes ?? 0,
         },
-        skipped: this.#skipped,
-        skipped_rows: [...this.#skippedRows],
+        skipped: this.skippedCount,
+        skipped_rows: [...this.#skippedRows].slice(-SKIPPED_TAIL).map(([row, reason]) => ({ row, reason })),
         failed: 0,
         last_commit_at: this.#lastCommitAt,
       },
@@ -371,7 +370,7 @@ export class StatusBoard implements StatusSource {
       ending: this.#ending,
       endingReason: this.#endingReason,
       stopping: this.#stopping,
-      skipped: this.#skipped,
+      skipped: this.skippedCount,
       blocked: this.#blocked,
       sinceCommitS: this.#lastCommitMs === null ? null : (this.#nowMs() - this.#lastCommitMs) / 1000,
       expectedCommitS: commitsPerS > 0 ? 1 / commitsPerS : this.#lastCommitMs === null ? null : 0,

@@ -148,6 +148,8 @@ export class Uploader {
    */
   enqueue(pack: ReadyPack, expected: PackExpectation, options: { lookFirst?: boolean } = {}): void {
     if (this.#entries.has(pack.batch)) throw new Error(`batch ${pack.batch} is being uploaded already`);
+    // Until now idle connections lacked work: what comes now must not make that look like waiting.
+    this.#account();
     this.#entries.set(pack.batch, {
       pack,
       expected,

@@ -1,5 +1,5 @@
 import { type ChildProcess, spawn } from "node:child_process";
-import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -87,6 +87,15 @@ export function eventsOf(runDirectory: string): Record<string, unknown>[] {
         return [];
       }
     });
+}
+
+/** Stops a process, and waits until every thread of it stands. */
+export async function freeze(pid: number): Promise<void> {
+  process.kill(pid, "SIGSTOP");
+  const stands = (thread: string) =>
+    /^State:\s+T/m.test(readFileSync(`/proc/${pid}/task/${thread}/status`, "utf8"));
+  while (!readdirSync(`/proc/${pid}/task`).every(stands))
+    await new Promise((resolve) => setTimeout(resolve, 10));
 }
 
 export function isAlive(pid: number): boolean {

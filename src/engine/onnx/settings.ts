@@ -33,11 +33,13 @@ export function readSettings(
   machine: { cores: number; memoryBytes: number },
 ): EngineSettings {
   const given = Options.parse(options);
+  const forwardTokens = given.forward_tokens ?? FORWARD_TOKENS;
   const memoryBytes = given.memory_bytes ?? Math.floor(machine.memoryBytes / 4);
   return {
     threads: given.threads ?? machine.cores,
-    forwardTokens: given.forward_tokens ?? FORWARD_TOKENS,
-    prefillChunkTokens: given.prefill_chunk_tokens ?? PREFILL_CHUNK_TOKENS,
+    forwardTokens,
+    // No forward is larger than asked, not even that of one long sample.
+    prefillChunkTokens: given.prefill_chunk_tokens ?? Math.min(PREFILL_CHUNK_TOKENS, forwardTokens),
     cacheBytes: Math.floor(memoryBytes / 2),
     attentionBytes: Math.floor(memoryBytes / 2),
   };
