@@ -18,7 +18,8 @@ import {
 import { History } from "../monitor/history.ts";
 import { watchGpus } from "../monitor/nvidia-smi.ts";
 import { type Monitor, startMonitor } from "../monitor/server.ts";
-import { type ExtractResult, extract, type LiveControls } from "../run/extract.ts";
+import { type ExtractResult, extract } from "../run/extract.ts";
+import type { LiveControls } from "../run/options.ts";
 import { StatusBoard } from "../run/status-board.ts";
 import { extractOptions } from "./extract-options.ts";
 import { withGpus } from "./gpus.ts";

@@ -1,6 +1,7 @@
-import { mkdirSync, renameSync, rmSync, statSync, writeFileSync } from "node:fs";
+import { closeSync, mkdirSync, openSync, renameSync, rmSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { EXIT, RunError } from "../base/errors.ts";
+import { writeAllSync } from "../base/publish.ts";
 import { buildHeader } from "../base/safetensors.ts";
 import { packLayout, type SampleLayout } from "../pack/layout.ts";
 import { checkPackHeader, checkSampleCrc, decodeSample, readPackHeader } from "../pack/reader.ts";
@@ -100,7 +101,12 @@ function fileHeader({ tokens }: SampleLayout, { taps, hidden }: { taps: number; 
 function writeWhole(path: string, chunks: Uint8Array[]): void {
   const temporary = `${path}.tmp`;
   try {
-    writeFileSync(temporary, Buffer.concat(chunks));
+    const fd = openSync(temporary, "w");
+    try {
+      for (const chunk of chunks) writeAllSync(fd, chunk, null);
+    } finally {
+      closeSync(fd);
+    }
     renameSync(temporary, path);
   } catch (error) {
     rmSync(temporary, { force: true });

@@ -1,70 +1,7 @@
 import type { ExitCode } from "../base/errors.ts";
-import type { Log } from "../base/log.ts";
-import type { EngineCommand } from "../engine/child.ts";
-import type { Uploads } from "../spool/uploader.ts";
-import type { StoreSpec } from "../store/store.ts";
-import type { Part } from "./lease.ts";
-import type { RunRequest } from "./prepare.ts";
+import type { ExtractOptions, ExtractTools } from "./options.ts";
 import type { StatusDocument } from "./status.ts";
-import type { StatusBoard } from "./status-board.ts";
 import { Supervisor } from "./supervisor.ts";
-
-/** Everything that decides how a run is done; what it is, is in `request`. */
-export interface ExtractOptions {
-  spec: StoreSpec;
-  address: string;
-  request: RunRequest;
-  part: Part;
-  takeOver: boolean;
-  /** One an engine, in the order of their numbers. */
-  engines: EngineCommand[];
-  engineName: "onnx" | "transformers" | "vllm";
-  engineDtype: "auto" | "float32" | "bfloat16" | "float16";
-  /** Passed to every engine's `load`. */
-  engineOptions: Record<string, string | number | boolean | null>;
-  /** Share of the rows that may be skipped at run time. */
-  maxSkips: number;
-  /** Run the gate before the first batch. */
-  gate: boolean;
-  spool: { directory: string; budgetBytes: number; floorBytes: number };
-  uploads: Uploads;
-  inflightBytes: number;
-  attachments: string[];
-  /** Give up (exit 75) after being blocked so long; null: never. */
-  maxBlockedMs: number | null;
-  /** How long a graceful stop flushes ready/. */
-  stopDeadlineMs: number;
-  runDirectory: string;
-  appVersion: string;
-  price: { currency: string; perHour: number } | null;
-  /** The command that goes on with this run elsewhere. */
-  resumeCommand: string;
-  /** Settings as shown in status: redacted texts. */
-  settings: StatusDocument["run"]["settings"];
-}
-
-export interface ExtractTools {
-  log: Log;
-  /** Hears every event of the log besides its other sinks; hand it to makeLog. */
-  board: StatusBoard;
-  host: string;
-  pidAlive: (pid: number) => boolean;
-  random: () => number;
-  /** Monotonic. */
-  nowMs: () => number;
-  wallMs: () => number;
-  /** Aborting it stops gracefully: nothing is lost, exit 143 or 130 as `stopExit` says. */
-  stop: AbortSignal;
-  stopExit: () => ExitCode;
-  /** Called once when there is something to control: `set` and `stop` of the living run. */
-  onLive?: (controls: LiveControls) => void;
-  /** Every second, and once at the end with the final document. */
-  onTick?: (document: StatusDocument) => void;
-}
-
-export interface LiveControls {
-  setUploads: (limits: { uploads?: Uploads; inflightBytes?: number }) => void;
-}
 
 export interface ExtractResult {
   exit: ExitCode;

@@ -1,8 +1,22 @@
+import type { Stage } from "../base/stage.ts";
+import type { Fleet } from "../engine/fleet.ts";
+import type { Spool } from "../spool/spool.ts";
+import type { Uploader } from "../spool/uploader.ts";
+import type { StoreTraits } from "../store/store.ts";
 import { type AdviceContext, BottleneckWatch } from "./bottleneck.ts";
 import { Rate } from "./rate.ts";
 import type { Bottleneck, StageStatus } from "./status.ts";
-import type { BoardSources } from "./status-board.ts";
 import type { Tally } from "./tally.ts";
+
+/** The living parts that the document is read from, as they come up. */
+export interface BoardSources {
+  spool: Spool;
+  uploader: Uploader;
+  traits: StoreTraits;
+  packStage: Stage;
+  /** null before the first engine and between two rounds. */
+  fleet: () => Fleet | null;
+}
 
 const RATE_WINDOW_S = 30;
 const UPLOADS_CEILING = 1_000;

@@ -1,13 +1,10 @@
 import type { LogEvent } from "../base/log.ts";
-import type { Stage } from "../base/stage.ts";
-import type { Fleet } from "../engine/fleet.ts";
 import type { Spool } from "../spool/spool.ts";
 import type { Uploader } from "../spool/uploader.ts";
-import type { StoreTraits } from "../store/store.ts";
 import { engineSecondsLost } from "./bottleneck.ts";
 import { EtaLog, estimateEta } from "./eta.ts";
 import type { Part } from "./lease.ts";
-import { Pipeline } from "./pipeline.ts";
+import { type BoardSources, Pipeline } from "./pipeline.ts";
 import { Rate } from "./rate.ts";
 import { judgeState, type StateFacts } from "./state.ts";
 import type { Bottleneck, EngineStatus, RunCounters, StatusDocument, StatusSource } from "./status.ts";
@@ -28,16 +25,6 @@ export interface BoardFacts {
   settings: StatusDocument["run"]["settings"];
   heartbeatIntervalS: number;
   price: { currency: string; perHour: number } | null;
-}
-
-/** The living parts that the document is read from, as they come up. */
-export interface BoardSources {
-  spool: Spool;
-  uploader: Uploader;
-  traits: StoreTraits;
-  packStage: Stage;
-  /** null before the first engine and between two rounds. */
-  fleet: () => Fleet | null;
 }
 
 const EVENTS_TAIL = 100;
