@@ -1,12 +1,10 @@
 /// <reference lib="dom" />
-import { readFileSync } from "node:fs";
 import { get } from "node:http";
-import { createRequire } from "node:module";
+import { source as AXE } from "axe-core";
 import type { Browser } from "playwright-core";
 import { afterAll, afterEach, beforeAll, expect, test } from "vitest";
 import { launchBrowser, type MonitorChild, openRunPage, startMonitorChild } from "./support/browser.ts";
 
-const AXE = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const GZIP_BYTES_MAX = 60 * 1024;
 
 let browser: Browser;

@@ -141,28 +141,6 @@ describe("opening a spool", () => {
     expect(existsSync(ready.path)).toBe(true);
   });
 
-  it("a spool that holds nothing is removed on request, one that holds a pack is not", async () => {
-    const spool = await openSpool(join(root, "spool"));
-    const ready = await makeReady(spool, 4);
-    await spool.close({ remove: true });
-    expect(existsSync(ready.path)).toBe(true);
-    const again = await openSpool(join(root, "spool"));
-    rmSync(ready.path);
-    again.evicted(4);
-    await again.close({ remove: true });
-    expect(existsSync(again.directory)).toBe(false);
-    await opened(join(root, "spool"), { owner: { runId: "cd".repeat(32), part: "1/1" } });
-  });
-
-  it.skipIf(process.getuid?.() !== 0)("refuses another user's directory", async () => {
-    const directory = join(root, "spool");
-    mkdirSync(directory);
-    chownSync(directory, 12345, 12345);
-    const error = await refusal(openSpool(directory));
-    expect([error.exit, error.message]).toEqual([EXIT.disk, expect.stringContaining("user 12345")]);
-    expect(readdirSync(directory)).toEqual([]);
-  });
-
   it("refuses a directory that holds other files, a file, and a broken owner file", async () => {
     writeFileSync(join(root, "thesis.tex"), "text");
     expect((await refusal(openSpool(root))).message).toContain("thesis.tex");
@@ -420,4 +398,24 @@ describe("recovering a spool at the start", () => {
     if (byte > 0) bytes[byte]! ^= 0xff;
     writeFileSync(path, bytes);
   }
+});
+
+describe("a run that is done", () => {
+  it("leaves its spool free for another run, and what others put there alone", async () => {
+    const spool = await openSpool(join(root, "spool"));
+    writeFileSync(join(root, "spool", "thesis.txt"), "years of work");
+    await spool.close({ release: true });
+    expect(readdirSync(join(root, "spool"))).toEqual(["thesis.txt"]);
+    rmSync(join(root, "spool", "thesis.txt"));
+    await opened(join(root, "spool"), { owner: { runId: "cd".repeat(32), part: "1/1" } });
+  });
+
+  it("does not release a spool in which a pack waits", async () => {
+    const spool = await openSpool(join(root, "spool"));
+    await makeReady(spool, 0);
+    await spool.close({ release: true });
+    const other = { owner: { runId: "cd".repeat(32), part: "1/1" } };
+    expect((await refusal(openSpool(join(root, "spool"), other))).exit).toBe(EXIT.locked);
+    expect(readdirSync(join(root, "spool", "ready"))).toHaveLength(1);
+  });
 });

@@ -2,7 +2,7 @@ import { spawn, spawnSync } from "node:child_process";
 import { writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
-import { beforeAll, describe, expect, type TestContext, test } from "vitest";
+import { beforeAll, describe, expect, type TestContext, test, vi } from "vitest";
 import type { StatusDocument } from "../src/run/status.ts";
 import { mulberry32 } from "./support/chaos-proxy.ts";
 import { DEMO, Machine } from "./support/program.ts";
@@ -14,7 +14,8 @@ import { type Limits, startSlowStore } from "./support/slow-store.ts";
  * Real runs, each slowed at one place: the page's verdict names it, and its advice, when followed, helps. Times are
  * only limits to how long a thing is waited for.
  */
-const PATIENCE_MS = 90_000;
+const PATIENCE_MS = 120_000;
+vi.setConfig({ testTimeout: 500_000 });
 const ROWS = 40_000;
 
 let server: S3Server;

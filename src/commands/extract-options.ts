@@ -4,6 +4,7 @@ import { type Resolved, requireSetting } from "../config/resolve.ts";
 import type { SettingValues } from "../config/settings.ts";
 import { FILES } from "../control/run-directory.ts";
 import { needSupported } from "../engine/onnx/support.ts";
+import { limitsOf } from "../engine/watchdog.ts";
 import { readModelConfig } from "../model/config.ts";
 import { toBlocks } from "../model/taps.ts";
 import type { DatasetChoice } from "../run/inputs.ts";
@@ -38,6 +39,7 @@ export function extractOptions(input: {
     engines: engines.commands,
     engineName: values.engine,
     engineDtype: values.dtype,
+    engineLimits: limitsOf(values.engineTimeoutMs),
     engineOptions: engines.options,
     maxSkips: values.maxSkips,
     gate: values.gate,

@@ -184,6 +184,13 @@ export const SETTINGS = {
       example: "8192",
     },
   ),
+  engineTimeoutMs: engine.one(
+    "engine-timeout",
+    duration,
+    60_000,
+    "silence after which an engine is restarted, at least; its first forward has 15 times this, loading 30 times",
+    { verbs: START },
+  ),
   attn: engine.maybe("attn", text, "attention implementation of the transformers engine", {
     example: "sdpa",
   }),

@@ -20,6 +20,13 @@ export const DEFAULT_LIMITS: EngineLimits = {
   stopGraceMs: 10_000,
 };
 
+/** All limits of an engine that is given `floorMs` for a forward at least, in the defaults' proportions. */
+export function limitsOf(floorMs: number): Partial<EngineLimits> {
+  const scale = floorMs / DEFAULT_LIMITS.forwardFloorMs;
+  const { loadMs, firstForwardMs } = DEFAULT_LIMITS;
+  return { loadMs: loadMs * scale, firstForwardMs: firstForwardMs * scale, forwardFloorMs: floorMs };
+}
+
 const MEDIAN_OVER = 31;
 
 /**

@@ -5,7 +5,7 @@ import { errnoOf } from "../base/errors.ts";
 import { type Log, plainText } from "../base/log.ts";
 import type { EngineStatus } from "../run/status.ts";
 
-export type GpuFigures = NonNullable<EngineStatus["gpu"]>;
+type GpuFigures = NonNullable<EngineStatus["gpu"]>;
 
 /** One card as nvidia-smi sees it: physical index, whatever CUDA_VISIBLE_DEVICES makes of it. */
 export interface GpuReading {

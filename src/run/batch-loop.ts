@@ -6,6 +6,7 @@ import type { Engine } from "../engine/engine.ts";
 import { type BatchOutcome, Fleet, type Work } from "../engine/fleet.ts";
 import type { FleetEngine } from "../engine/lane.ts";
 import type { Loaded, SampleStates } from "../engine/protocol.ts";
+import type { EngineLimits } from "../engine/watchdog.ts";
 import { type PackLayout, packLayout } from "../pack/layout.ts";
 import type { PackFacts } from "../pack/metadata.ts";
 import type { SampleOutcome } from "../pack/writer.ts";
@@ -24,6 +25,7 @@ export interface BatchLoopOptions {
   identity: string;
   prepared: PreparedRun;
   engines: FleetEngine[];
+  limits: Partial<EngineLimits>;
   store: Store;
   spool: Spool;
   uploader: Uploader;
@@ -93,11 +95,12 @@ export class BatchLoop {
    * (what is in the engines is then finished within `graceMs`, or let go). Rejects with what stops the run.
    */
   async round(stop: AbortSignal, graceMs: number): Promise<void> {
-    const { prepared, engines, skipsMax, runDirectory, log, random } = this.#options;
+    const { prepared, engines, limits, skipsMax, runDirectory, log, random } = this.#options;
     const { taps, hidden } = prepared.plan.options.shape;
     const fleet = new Fleet({
       engines,
       shape: { taps, hidden },
+      limits,
       log,
       random,
       stderrDirectory: runDirectory,

@@ -1,7 +1,7 @@
 import type { Bottleneck, StageStatus } from "./status.ts";
 
 /** What the uploads were doing at one moment; counts are of the whole session. */
-export interface UploadState {
+interface UploadState {
   inflight: number;
   /** Connections allowed now. */
   limit: number;

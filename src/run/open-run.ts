@@ -29,6 +29,9 @@ export interface Opened {
   skippedBefore: number;
 }
 
+/** Lets one thing go at the end of a run; `isDone`: every batch is committed. */
+export type Closer = (ending: { isDone: boolean }) => Promise<void> | void;
+
 /**
  * Opens store, inputs, plan and spool, and counts what is there, in an order in which each refusal leaves the store
  * as it was: nothing is written to it here. What is opened is pushed to `closers`, also where a later step throws.
@@ -36,7 +39,7 @@ export interface Opened {
 export async function openRun(
   options: ExtractOptions,
   tools: ExtractTools,
-  closers: (() => Promise<void> | void)[],
+  closers: Closer[],
 ): Promise<Opened> {
   const { board, log, stop, host, pidAlive } = tools;
   const patience = startPatience(tools);
@@ -72,7 +75,7 @@ export async function openRun(
     log,
     nowMs: tools.nowMs,
   });
-  closers.push(() => spool.close());
+  closers.push(({ isDone }) => spool.close({ release: isDone }));
 
   board.phase("planning", "listing what the store holds");
   const holdings = await listRun(store, plan, patience);

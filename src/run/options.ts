@@ -1,6 +1,7 @@
 import type { ExitCode } from "../base/errors.ts";
 import type { Log } from "../base/log.ts";
 import type { EngineCommand } from "../engine/child.ts";
+import type { EngineLimits } from "../engine/watchdog.ts";
 import type { Uploads } from "../spool/uploader.ts";
 import type { StoreSpec } from "../store/store.ts";
 import type { Part } from "./lease.ts";
@@ -19,6 +20,8 @@ export interface ExtractOptions {
   engines: EngineCommand[];
   engineName: "onnx" | "transformers" | "vllm";
   engineDtype: "auto" | "float32" | "bfloat16" | "float16";
+  /** How long an engine may be silent before it is taken for hung. */
+  engineLimits: Partial<EngineLimits>;
   /** Passed to every engine's `load`. */
   engineOptions: Record<string, string | number | boolean | null>;
   /** Share of the rows that may be skipped at run time. */

@@ -18,7 +18,7 @@ import { BlockedWatch } from "./blocked-watch.ts";
 import { assertGate, gateSamples, runGate } from "./gate.ts";
 import { Heartbeat } from "./heartbeat.ts";
 import { publishIndex } from "./index-file.ts";
-import { listRun, type Opened, openRun, startPatience } from "./open-run.ts";
+import { type Closer, listRun, type Opened, openRun, startPatience } from "./open-run.ts";
 import type { ExtractOptions, ExtractTools } from "./options.ts";
 import type { PreparedRun } from "./prepare.ts";
 import { publishInputs } from "./publish-inputs.ts";
@@ -44,7 +44,8 @@ export class Supervisor {
   readonly #tools: ExtractTools;
   /** Aborted with the error that ends the run. */
   readonly #failed = new AbortController();
-  readonly #closers: (() => Promise<void> | void)[] = [];
+  readonly #closers: Closer[] = [];
+  #isDone = false;
   #heartbeat: Heartbeat | null = null;
   #loop: BatchLoop | null = null;
   #spool: Spool | null = null;
@@ -133,6 +134,7 @@ export class Supervisor {
       identity: runId,
       prepared,
       engines: this.#fleetEngines(prepared),
+      limits: options.engineLimits,
       store,
       spool,
       uploader,
@@ -289,6 +291,7 @@ export class Supervisor {
   }
 
   #done(): Ending {
+    this.#isDone = true;
     return { exit: this.#tools.board.skippedCount > 0 ? EXIT.doneWithSkips : EXIT.done, reason: null };
   }
 
@@ -351,7 +354,7 @@ export class Supervisor {
   async #letGo(): Promise<void> {
     this.#spool = null;
     this.#blocked.close();
-    for (const close of this.#closers.reverse()) await close();
+    for (const close of this.#closers.reverse()) await close({ isDone: this.#isDone });
   }
 }
 

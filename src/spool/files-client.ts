@@ -7,7 +7,7 @@ type FileCalls = Pick<
   typeof files,
   | "openDirectory"
   | "claimDirectory"
-  | "removeDirectory"
+  | "releaseDirectory"
   | "createPart"
   | "finishPart"
   | "dropFile"

@@ -13,6 +13,7 @@ import {
   readSync,
   realpathSync,
   renameSync,
+  rmdirSync,
   rmSync,
   statfsSync,
   statSync,
@@ -141,10 +142,15 @@ export function claimDirectory(options: { path: string; owner: SpoolOwner }): {
   };
 }
 
-/** Removes the directory, so that another run may use the path, unless a pack or a spoiled file is still in it. */
-export function removeDirectory(path: string): void {
+/**
+ * The run is done: takes our folders and the owner's file away, so that another run may use the directory. It stays
+ * itself (a person may have made it), and everything stays while a pack or a spoiled file is in it.
+ */
+export function releaseDirectory(path: string): void {
   for (const folder of ["ready", "quarantine"]) if (readdirSync(join(path, folder)).length > 0) return;
-  rmSync(path, { recursive: true, force: true });
+  rmSync(join(path, "parts"), { recursive: true, force: true });
+  for (const folder of ["ready", "quarantine"]) rmdirSync(join(path, folder));
+  rmSync(join(path, OWNER), { force: true });
 }
 
 /** A new file of exactly `bytes`, all zero and sparse; never one that exists, never through a symlink. */

@@ -217,13 +217,13 @@ export class Spool {
   }
 
   /**
-   * Lets the directory go, keeping what is in ready/. `remove`: also deletes the directory if neither a pack nor a
-   * spoiled file is in it, so that the path is free for another run.
+   * Lets the directory go, keeping what is in ready/. `release`: also takes our folders away if neither a pack nor a
+   * spoiled file is in them, so that another run may use the directory.
    */
-  async close(options: { remove?: boolean } = {}): Promise<void> {
+  async close(options: { release?: boolean } = {}): Promise<void> {
     this.#closing.abort(new Error("the spool was closed"));
     this.#budget.close();
-    if (options.remove) await this.#files.call("removeDirectory", this.directory);
+    if (options.release) await this.#files.call("releaseDirectory", this.directory);
     await this.#lock.release();
     await this.#files.close();
   }

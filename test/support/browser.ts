@@ -1,5 +1,4 @@
 import { type ChildProcess, spawn } from "node:child_process";
-import { existsSync } from "node:fs";
 import { createServer } from "node:net";
 import { fileURLToPath } from "node:url";
 import { type Browser, type BrowserContextOptions, chromium, type Page } from "playwright-core";
@@ -10,12 +9,12 @@ const MONITOR_CHILD = fileURLToPath(new URL("monitor-child.mjs", import.meta.url
 export async function launchBrowser(): Promise<Browser> {
   const executablePath = process.env.CHROME_PATH ?? (await packagedChromium());
   // Its own flags are for single-process Lambda and switch web security off, which is what we test.
-  return await chromium.launch({ executablePath, args: ["--no-sandbox", "--disable-gpu"] });
+  return chromium.launch({ executablePath, args: ["--no-sandbox", "--disable-gpu"] });
 }
 
 async function packagedChromium(): Promise<string> {
   const { default: packaged } = await import("@sparticuz/chromium");
-  return await packaged.executablePath();
+  return packaged.executablePath();
 }
 
 export interface OpenedPage {
@@ -79,10 +78,6 @@ export async function startMonitorChild(
         child.kill("SIGKILL");
       }),
   };
-}
-
-export function pageIsBuilt(): boolean {
-  return existsSync(new URL("../../dist/web/index.html", import.meta.url));
 }
 
 function firstLine(child: ChildProcess): Promise<string> {

@@ -8,7 +8,6 @@ import { createServer } from "node:http";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 
-const BYTES = { BF16: 2, F16: 2, F32: 4 };
 
 /**
  * What it may do wrong, from the next completion on: { kind } of

@@ -20,8 +20,8 @@ export const ageS = computed(() =>
   freshAtMs.value === null ? null : Math.max(0, (nowMs.value - freshAtMs.value) / 1_000),
 );
 /** Dimmed above the first, a banner above the second. */
-export const STALE_S = 3;
-export const LOST_S = 15;
+const STALE_S = 3;
+const LOST_S = 15;
 export const freshness = computed(() => {
   const age = ageS.value;
   if (age === null) return "waiting";

@@ -93,9 +93,9 @@ class Gate:
         return worst
 
     def _explained(self, found: dict, groups: list[Group], slot: int, tap: int) -> dict:
-        samples = [sample for group in groups for sample in group.samples]
-        stored = [sample.stored[:, slot] for sample in samples]
-        explanation = diagnose(self._model, [sample.ids for sample in samples], stored, tap)
+        ids = [[sample.ids for sample in group.samples] for group in groups]
+        stored = [[sample.stored[:, slot] for sample in group.samples] for group in groups]
+        explanation = diagnose(self._model, ids, stored, tap)
         return {**found, "message": f"{found['message']}; {explanation}"} if explanation else found
 
     def pad_independence(self, groups: list[Group]) -> dict:

@@ -14,8 +14,10 @@ export interface ServedModel {
 }
 
 export interface Completion {
-  /** Where the connector writes the prompt's states: on the server's machine. */
-  path: string;
+  /** Where the connector writes the prompt's states, on the server's machine; null: the connector is off. */
+  path: string | null;
+  /** What the server says it ran; null where it does not say. */
+  promptIds: number[] | null;
   /** The token that the model goes on with, at temperature 0. */
   nextToken: number | null;
 }
@@ -115,8 +117,8 @@ export class VllmClient {
   }
 
   /**
-   * Has the server run `ids`, one prompt a request: for two it writes two files and names one. Rejects where the
-   * answer is for other ids or names no file.
+   * Has the server run `ids`, one prompt a request: for two it writes two files and names one. What it says it ran
+   * is for the caller to compare (needStatesOf), who also removes the file.
    */
   async complete(request: { model: string; ids: readonly number[]; requestId: string }): Promise<Completion> {
     const body = JSON.stringify({
@@ -130,17 +132,12 @@ export class VllmClient {
     const answer = await this.#patiently("POST", "/v1/completions", body);
     const { choices, kv_transfer_params: transfer } = this.#parse(Completed, "POST /v1/completions", answer);
     const choice = choices[0]!;
-    if (!choice.prompt_token_ids) {
-      throw refused(`the server at ${this.url} did not tell which ids it ran: vLLM 0.22 or newer is needed`);
-    }
-    refuseOtherIds(request.ids, choice.prompt_token_ids);
-    const path = transfer?.hidden_states_path ?? transfer?.handle;
-    if (!path) {
-      throw refused(
-        `the server at ${this.url} has its hidden-states connector off: start it with --kv_transfer_config and --speculative_config, or let Forebay start it by --serve`,
-      );
-    }
-    return { path: needConnectorPath(path), nextToken: choice.token_ids?.[0] ?? null };
+    const path = transfer?.hidden_states_path ?? transfer?.handle ?? null;
+    return {
+      path: path === null ? null : needConnectorPath(path),
+      promptIds: choice.prompt_token_ids ?? null,
+      nextToken: choice.token_ids?.[0] ?? null,
+    };
   }
 
   close(): void {
@@ -220,17 +217,24 @@ export class VllmClient {
   }
 }
 
-/** Where the answer's ids differ, the states would be of another prompt. */
-function refuseOtherIds(sent: readonly number[], told: readonly number[]): void {
-  if (sent.length !== told.length) {
+/** Where the states of `ids` will be. Throws where the answer is for other ids, or names no file. */
+export function needStatesOf(ids: readonly number[], { path, promptIds }: Completion): string {
+  if (promptIds === null)
+    throw refused("the server did not tell which ids it ran: vLLM 0.22 or newer is needed");
+  if (promptIds.length !== ids.length) {
     throw refused(
-      `expected an answer for ${sent.length} ids, found one for ${told.length}: the server changes prompts`,
+      `expected an answer for ${ids.length} ids, found one for ${promptIds.length}: the server changes prompts`,
     );
   }
-  const at = sent.findIndex((id, i) => id !== told[i]);
-  if (at < 0) return;
+  const at = ids.findIndex((one, i) => one !== promptIds[i]);
+  if (at >= 0) {
+    throw refused(
+      `expected an answer for id ${ids[at]} at ${at}, found ${promptIds[at]}: the server changes prompts`,
+    );
+  }
+  if (path !== null) return path;
   throw refused(
-    `expected an answer for id ${sent[at]} at ${at}, found ${told[at]}: the server changes prompts`,
+    "the server has its hidden-states connector off: start it with --kv_transfer_config and --speculative_config, or let Forebay start it by --serve",
   );
 }
 

@@ -2,7 +2,7 @@ import { dirname } from "node:path";
 import { type ModelConfig, readModelConfig } from "../../model/config.ts";
 import { toBlocks } from "../../model/taps.ts";
 import type { Answer, CheckRequest, ExtractRequest, LoadRequest, Request } from "../protocol.ts";
-import { type ServedModel, VllmClient } from "./client.ts";
+import { needStatesOf, type ServedModel, VllmClient } from "./client.ts";
 import type { VllmTarget } from "./command.ts";
 import type { CopyJob, CopyResult } from "./connector-file.ts";
 import { ExtractJob, type JobSample } from "./extract-job.ts";
@@ -274,20 +274,28 @@ export class VllmEngine {
       if (isComing) this.#comingBytes -= bytes;
       isComing = false;
     };
+    let named: string | null = null;
     try {
-      const { path, nextToken } = await client.complete({ model: served.id, ids, requestId });
-      this.#folder ??= dirname(path);
-      await waitForFile(path, { limitMs: settings.fileWaitMs, nowMs, isWell: () => client.isWell(), flock });
+      const completion = await client.complete({ model: served.id, ids, requestId });
+      named = completion.path;
+      if (named) this.#folder ??= dirname(named);
+      const path = needStatesOf(ids, completion);
+      await waitForFile(path, {
+        limitMs: settings.fileWaitMs,
+        nowMs,
+        isWell: () => client.isWell(),
+        flock,
+      });
       hasCome();
       const place = to ?? { file: null, offset: 0 };
       const job = { path, ids: Int32Array.from(ids), taps: taps.length, hidden: model.hidden, ...place };
-      const copied = await copy(job).catch((error: unknown) => {
-        // What is not of our ids and not named by our request may belong to somebody else: it is left.
-        if (path.includes(requestId)) removeConnectorFiles(path);
-        throw error;
-      });
+      const copied = await copy(job);
       removeConnectorFiles(path);
-      return { ...copied, nextToken };
+      return { ...copied, nextToken: completion.nextToken };
+    } catch (error) {
+      // What is not of our ids and not named by our request may belong to somebody else: it is left.
+      if (named?.includes(requestId)) removeConnectorFiles(named);
+      throw error;
     } finally {
       hasCome();
       this.#open.delete(requestId);

@@ -41,8 +41,14 @@ export class StatesStats {
   /** Four sums at a time: one alone waits for its own last addition. */
   #addRow(values: Uint16Array, start: number, end: number, tap: number): void {
     const first = this.#first[tap]!;
-    let [sumA, sumB, sumC, sumD] = [0, 0, 0, 0];
-    let [squaresA, squaresB, squaresC, squaresD] = [0, 0, 0, 0];
+    let sumA = 0;
+    let sumB = 0;
+    let sumC = 0;
+    let sumD = 0;
+    let squaresA = 0;
+    let squaresB = 0;
+    let squaresC = 0;
+    let squaresD = 0;
     let largest = this.#largest[tap]!;
     let differing = this.#differing[tap]!;
     let i = start;

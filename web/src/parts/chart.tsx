@@ -12,13 +12,13 @@ export interface Line {
   bars?: boolean;
 }
 
-export interface Frame {
+interface Frame {
   fromS: number;
   toS: number;
   t: number[];
 }
 
-export interface Unit {
+interface Unit {
   size: number;
   name: string;
 }
