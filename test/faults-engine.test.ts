@@ -1,3 +1,4 @@
+import { readdirSync } from "node:fs";
 import { afterAll, afterEach, beforeAll, describe, expect, test } from "vitest";
 import {
   events,
@@ -59,6 +60,7 @@ describe("an engine", () => {
     const sick = sickEngines({ mode: "fail-rows", device: "1" });
     const ended = await startRun(run, "--devices", "0,1", ...sick).ended;
     expect(ended.code, ended.stderr).toBe(0);
+    expect(new Set(events(run, "engine.row-failed").map(({ engine }) => engine))).toEqual(new Set(["onnx-1"]));
     expect(events(run, "rows.skipped")).toEqual([]);
     await expectWhole(run, expected);
   });
@@ -69,9 +71,7 @@ describe("an engine", () => {
     const ended = await startRun(run, ...flip).ended;
     expect(ended.code, ended.stderr).toBe(0);
     expect(events(run, "batch.requeued").length).toBe(1);
-    const quarantined = run.machine.path("spool/quarantine");
-    await run.machine.run(["verify", run.address]);
-    void quarantined;
+    expect(readdirSync(run.machine.path("spool/quarantine")).length).toBe(1);
     expect(await packsOf(run)).toEqual(expected);
   });
 });
@@ -85,7 +85,7 @@ test("engines that all fail every row end the run with exit 7; no row is skipped
   expect(ended.stderr).toMatch(/ {2}safe: /);
   expect(ended.stderr).toMatch(/ {2}next: /);
   expect(events(run, "rows.skipped")).toEqual([]);
-  expect(await packsOf(run).catch(() => new Map())).toEqual(new Map());
+  expect(await packsOf(run)).toEqual(new Map());
 });
 
 describe("one row that no engine can do", () => {

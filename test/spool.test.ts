@@ -400,6 +400,15 @@ describe("recovering a spool at the start", () => {
   }
 });
 
+it.skipIf(process.getuid?.() !== 0)("refuses another user's directory", async () => {
+  const directory = join(root, "spool");
+  mkdirSync(directory);
+  chownSync(directory, 12345, 12345);
+  const error = await refusal(openSpool(directory));
+  expect([error.exit, error.message]).toEqual([EXIT.disk, expect.stringContaining("user 12345")]);
+  expect(readdirSync(directory)).toEqual([]);
+});
+
 describe("a run that is done", () => {
   it("leaves its spool free for another run, and what others put there alone", async () => {
     const spool = await openSpool(join(root, "spool"));

@@ -1,4 +1,5 @@
-import { readFileSync } from "node:fs";
+import { existsSync, readFileSync } from "node:fs";
+import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { expect } from "vitest";
 import { mulberry32 } from "./chaos-proxy.ts";
@@ -53,7 +54,10 @@ export function startRun(run: FaultyRun, ...flags: string[]): Running {
 
 /** What the store holds, by key. */
 export function packsOf(run: FaultyRun): Promise<Map<string, string>> {
-  if (!run.server) return Promise.resolve(packHashesDirectory(run.machine.path("store", run.name)));
+  const directory = run.machine.path("store", run.name);
+  if (!run.server) {
+    return Promise.resolve(existsSync(join(directory, "packs")) ? packHashesDirectory(directory) : new Map());
+  }
   return packHashesS3(s3Client(run.server), run.bucket!, `p/${run.name}`);
 }
 
