@@ -251,19 +251,16 @@ test.each(["light", "dark"] as const)("axe finds nothing in the %s theme", async
   }
 });
 
-test.each(["blocked", "degraded", "stopped"])(
-  "axe finds nothing in a run that is %s",
-  async (state) => {
-    const { url } = await monitor({ state });
-    const { page } = await openRunPage(browser, url);
-    await page.evaluate(AXE);
-    const ids = await page.evaluate(async () => {
-      const { axe } = window as unknown as { axe: { run(): Promise<{ violations: { id: string }[] }> } };
-      return (await axe.run()).violations.map(({ id }) => id);
-    });
-    expect(ids).toEqual([]);
-  },
-);
+test.each(["blocked", "degraded", "stopped"])("axe finds nothing in a run that is %s", async (state) => {
+  const { url } = await monitor({ state });
+  const { page } = await openRunPage(browser, url);
+  await page.evaluate(AXE);
+  const ids = await page.evaluate(async () => {
+    const { axe } = window as unknown as { axe: { run(): Promise<{ violations: { id: string }[] }> } };
+    return (await axe.run()).violations.map(({ id }) => id);
+  });
+  expect(ids).toEqual([]);
+});
 
 test.each([320, 390, 768, 1_024, 1_920])("at %d px nothing sticks out sideways", async (width) => {
   const { url } = await monitor();

@@ -79,7 +79,7 @@ export function readPackHeader(bytes: Uint8Array, subject: string, fileBytes?: n
   };
 }
 
-/** What an object is to the batch whose key it has: reliability.md, invariant 4. */
+/** What an object is to the batch whose key it has. */
 export type PackVerdict =
   | { kind: "same" }
   | { kind: "other-identity"; found: string }

@@ -186,7 +186,7 @@ describe("uploadPack", () => {
     }
   });
 
-  describe("when the key is taken (reliability.md, invariant 4)", () => {
+  describe("when the key is taken", () => {
     it("by equal bytes: it is ours, from a PUT whose answer was lost", async () => {
       putBehindItsBack(ours.bytes);
       expect(await attempt()).toEqual({ kind: "committed", how: "ours" });

@@ -8,7 +8,6 @@ import { createServer } from "node:http";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 
-
 /**
  * What it may do wrong, from the next completion on: { kind } of
  * late, locked-while-writing (both as real servers do), never, dead-engine, short, grows-stuck, too-long, garbage, locked-for-ever,

@@ -5,7 +5,7 @@ import { fileURLToPath } from "node:url";
 import { GetObjectCommand, ListObjectsV2Command, type S3Client } from "@aws-sdk/client-s3";
 import { eventsOf, FIXTURES, isAlive, type Machine } from "./program.ts";
 
-/** Where a supervisor can be killed (kill-at.mjs), by the phase of reliability.md's fault table. */
+/** Where a supervisor can be killed (kill-at.mjs), by the phase of a batch's way. */
 export const KILL_POINTS = {
   compute: ["compute"],
   pack: ["pack", "rename"],
