@@ -5,7 +5,7 @@
 //   node scripts/setup.mjs --python    also the Python environment of the transformers engine, in .cache/venv
 import { spawnSync } from "node:child_process";
 import { createHash } from "node:crypto";
-import { existsSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
+import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 
@@ -14,6 +14,8 @@ const S3_DIRECTORY = join(ROOT, ".cache/s3");
 const S3_REQUIREMENTS = join(ROOT, "scripts/requirements-s3.txt");
 const PYTHON_REQUIREMENTS = join(ROOT, "scripts/requirements-python.txt");
 const UV_REQUIREMENTS = join(ROOT, "scripts/requirements-uv.txt");
+const SPECULATORS_REQUIREMENTS = join(ROOT, "scripts/requirements-speculators.txt");
+const SPECULATORS_DIRECTORY = join(ROOT, ".cache/speculators");
 const CPU_TORCH = join(ROOT, "scripts/cpu-torch.py");
 const VENV_DIRECTORY = join(ROOT, ".cache/venv");
 const VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0";
@@ -80,6 +82,36 @@ export function setupPython() {
     const { stdout } = spawnSync(VENV_PYTHON, ["-c", purelib], { encoding: "utf8" });
     run(VENV_PYTHON, [CPU_TORCH, stdout.trim()]);
     run(VENV_PYTHON, ["-c", "import torch, transformers"]);
+    writeFileSync(stamp, wanted);
+  });
+}
+
+/** speculators beside setupPython's packages, in .cache/speculators (for PYTHONPATH). Returns as setupS3Servers. */
+export function setupSpeculators() {
+  const stamp = join(SPECULATORS_DIRECTORY, ".installed");
+  const wanted = createHash("sha256").update(readFileSync(SPECULATORS_REQUIREMENTS)).digest("hex");
+  if (existsSync(stamp) && readFileSync(stamp, "utf8") === wanted) return true;
+  console.error("setup: installing speculators for the long tests");
+  return attempt("speculators", () => {
+    rmSync(SPECULATORS_DIRECTORY, { recursive: true, force: true });
+    const checked = [
+      "install",
+      "--quiet",
+      "--no-deps",
+      "--require-hashes",
+      "--target",
+      SPECULATORS_DIRECTORY,
+    ];
+    run(VENV_PYTHON, [
+      "-m",
+      "uv",
+      "pip",
+      ...checked,
+      "--python",
+      VENV_PYTHON,
+      "-r",
+      SPECULATORS_REQUIREMENTS,
+    ]);
     writeFileSync(stamp, wanted);
   });
 }

@@ -7,7 +7,14 @@ import { existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
-import { setupPackages, setupPython, setupS3Servers, setupVersitygw, VENV_PYTHON } from "./setup.mjs";
+import {
+  setupPackages,
+  setupPython,
+  setupS3Servers,
+  setupSpeculators,
+  setupVersitygw,
+  VENV_PYTHON,
+} from "./setup.mjs";
 
 const ROOT = dirname(dirname(fileURLToPath(import.meta.url)));
 const args = process.argv.slice(2);
@@ -20,7 +27,10 @@ const vitestFilters = filters.filter((filter) => !filter.startsWith("python/"));
 setupPackages();
 setupS3Servers();
 const hasPython = setupPython();
-if (long) setupVersitygw();
+if (long) {
+  setupVersitygw();
+  if (hasPython) setupSpeculators();
+}
 const { build } = await import("./build.mjs");
 
 const results = [];

@@ -1,9 +1,13 @@
 /// <reference lib="dom" />
+import { writeFileSync } from "node:fs";
 import { get } from "node:http";
+import { join } from "node:path";
 import { source as AXE } from "axe-core";
 import type { Browser } from "playwright-core";
 import { afterAll, afterEach, beforeAll, expect, test } from "vitest";
 import { launchBrowser, type MonitorChild, openRunPage, startMonitorChild } from "./support/browser.ts";
+import { DEMO, Machine } from "./support/program.ts";
+import { freePorts } from "./support/servers.ts";
 
 const GZIP_BYTES_MAX = 60 * 1024;
 
@@ -112,6 +116,65 @@ test("a stream that is refused, which a browser gives up for good, is asked for 
   await page.reload();
   await page.getByTestId("state").waitFor();
 });
+
+test("a real run is followed from its start over a SIGKILL and a resume to its end", async ({
+  onTestFinished,
+}) => {
+  const machine = new Machine();
+  onTestFinished(() => machine.remove());
+  const rows = Array.from({ length: 1_500 }, (_, row) => {
+    const ids = Array.from({ length: 40 + (row % 40) }, (_, i) => (row * 31 + i * 7) % 2_000);
+    return `${JSON.stringify({ input_ids: ids })}\n`;
+  });
+  writeFileSync(machine.path("rows.jsonl"), rows.join(""));
+  const [port] = await freePorts(1);
+  const args = [
+    ...["run", `file:${machine.path("store")}/watched`, "--model", join(DEMO, "tiny-qwen3")],
+    ...["--dataset", machine.path("rows.jsonl"), "--taps", "1,3", "--pack-bytes", "128KiB", "--no-gate"],
+    ...[
+      "--run-dir",
+      machine.path("run"),
+      "--port",
+      String(port),
+      "--progress",
+      "quiet",
+      "--disk-floor",
+      "1MiB",
+    ],
+  ];
+  const first = machine.start(args);
+  const url = `http://127.0.0.1:${port}`;
+  for (let up = false; !up; ) {
+    up = await fetch(`${url}/healthz`).then(
+      ({ ok }) => ok,
+      () => false,
+    );
+    if (first.child.exitCode !== null) throw new Error((await first.ended).stderr);
+  }
+  const { page, complaints } = await openRunPage(browser, url);
+  await page.evaluate(() => Object.assign(window, { sameDocument: true }));
+  const share = async () => Number.parseFloat((await page.getByTestId("done-share").textContent()) ?? "");
+  await page.waitForFunction(
+    () => Number.parseFloat(document.querySelector("[data-testid=done-share]")?.textContent ?? "0") > 20,
+    null,
+    { timeout: 120_000 },
+  );
+  first.child.kill("SIGKILL");
+  await first.ended;
+  const killedAt = await share();
+
+  const second = machine.start(args);
+  const ended = second.ended;
+  await page.getByText("samples that were already there").waitFor({ timeout: 60_000 });
+  expect(await share()).toBeGreaterThanOrEqual(Math.floor(killedAt));
+  await page.getByTestId("state").getByText("Done").waitFor({ timeout: 120_000 });
+  expect(await ended).toMatchObject({ code: 0 });
+  // The supervisor is gone; its last word stays, and is not called old.
+  expect(await page.getByTestId("done-share").textContent()).toBe("100.0 %");
+  expect(await page.locator("main").getAttribute("data-freshness")).toBe("final");
+  expect(await page.evaluate(() => "sameDocument" in window)).toBe(true);
+  expect(complaints).toEqual([]);
+}, 400_000);
 
 test("one cursor runs through all charts, by mouse and by keyboard", async () => {
   const { url } = await monitor();

@@ -113,6 +113,9 @@ export async function startMonitor(options: MonitorOptions): Promise<Monitor> {
     port,
     close: async () => {
       clearInterval(timer);
+      // How it ended is what an open page should go on showing.
+      const last = snapshots.take();
+      if (last) await stream.send(snapshotFrame(last.json));
       stream.close();
       const closed = new Promise<void>((resolve) => server.close(() => resolve()));
       // Streams get the turn they need to say goodbye; nothing else is worth waiting for.

@@ -41,9 +41,9 @@ const MARKS_MAX = 512;
 const HALF_LIFE_SHARE = 0.35;
 const HALF_LIFE_S_MIN = 180;
 /** Hours bring what minutes did not show (heat, neighbours on the link): no band is narrower than this. */
-const SPREAD_MIN = 0.03;
+const SPREAD_MIN = 0.045;
 /** Standard deviations from the median to each edge: a little wide, as the tails are longer than a normal's. */
-const BAND_SIGMAS = 1.6;
+const BAND_SIGMAS = 1.8;
 
 /** A point on a curve of what was done: active seconds against work. */
 interface Mark {

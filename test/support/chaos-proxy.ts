@@ -75,12 +75,16 @@ export interface ChaosProxy {
 }
 
 /**
- * A proxy on loopback in front of the server at `upstream`; harmless until rules are added. The first rule that
+ * A proxy on loopback in front of the server at `upstream`, on a free port or that one; harmless until rules are added. The first rule that
  * matches a request strikes. Equal seeds and equal requests give equal faults.
  */
 export async function startChaosProxy(
   upstream: string,
-  { seed = newSeed(), tls }: { seed?: number; tls?: { key: string; cert: string } } = {},
+  {
+    seed = newSeed(),
+    tls,
+    port = 0,
+  }: { seed?: number; tls?: { key: string; cert: string }; port?: number } = {},
 ): Promise<ChaosProxy> {
   const target = new URL(upstream);
   const random = mulberry32(seed);
@@ -108,7 +112,7 @@ export async function startChaosProxy(
   // A proxy has no opinion on how long its requests take.
   server.requestTimeout = 0;
   server.headersTimeout = 0;
-  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+  await new Promise<void>((resolve) => server.listen(port, "127.0.0.1", resolve));
   return {
     endpoint: `${tls ? "https" : "http"}://127.0.0.1:${(server.address() as AddressInfo).port}`,
     seed,

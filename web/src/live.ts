@@ -2,6 +2,7 @@ import { computed, signal } from "@preact/signals";
 import { plainText } from "../../src/base/log.ts";
 import { History, type HistoryColumns, historyPoint, pointsOf } from "../../src/monitor/history.ts";
 import type { RunEvent, StatusDocument } from "../../src/run/status.ts";
+import { isOver } from "./tone.ts";
 import { mergeEvents, type StageWindow, stageWindow } from "./window.ts";
 
 /** The newest document; null before the first. */
@@ -23,6 +24,8 @@ export const ageS = computed(() =>
 const STALE_S = 3;
 const LOST_S = 15;
 export const freshness = computed(() => {
+  // An ended run has nothing newer to say.
+  if (status.value && isOver(status.value.run.state)) return "final";
   const age = ageS.value;
   if (age === null) return "waiting";
   return age > LOST_S ? "lost" : age > STALE_S ? "stale" : "fresh";

@@ -1,4 +1,4 @@
-import { duration, percent, title } from "./format.ts";
+import { clock, duration, percent, title } from "./format.ts";
 import { ageS, freshness, nowMs, status } from "./live.ts";
 import { Answers } from "./parts/answers.tsx";
 import { Charts } from "./parts/charts.tsx";
@@ -81,6 +81,8 @@ export function Page() {
 }
 
 function Updated() {
+  if (freshness.value === "final")
+    return <span>ended {clock(status.value?.run.state_since ?? null, nowMs.value)}</span>;
   const age = ageS.value ?? 0;
   return (
     <span class="updated" data-freshness={freshness.value}>

@@ -135,8 +135,8 @@ def summary(bits: np.ndarray, figures: np.ndarray) -> dict:
     magnitude = figures[:, :, 2].max(0).astype(np.uint32)
     absmax = (magnitude << 16).view(np.float32)
     finite = bool((magnitude < BF16_INFINITE).all())
-    # Of a constant the mean is the RMS; only then is every number looked at.
-    suspects = [tap for tap in range(taps) if not mean[tap] ** 2 < 0.97 * rms[tap] ** 2]
+    # Of a constant the mean is the RMS; only then, and where squares were too large, is every number looked at.
+    suspects = [tap for tap in range(taps) if not mean[tap] ** 2 < 0.97 * rms[tap] ** 2 < np.inf]
     constant = any((bits[:, tap] == bits[0, tap, 0]).all() for tap in suspects)
     stats = [{"mean": mean[tap], "rms": rms[tap], "absmax": absmax[tap]} for tap in range(taps)]
     return {"stats": stats, "finite": finite, "constant": bool(constant)}

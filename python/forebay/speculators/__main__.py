@@ -17,6 +17,8 @@ def run_on_cpu() -> None:
     if accelerator.is_available():
         return
     accelerator.current_accelerator = lambda check_available=False: None if check_available else torch.device("cpu")
+    # It asks current_accelerator itself, and the DataLoader asks it whether to pin memory.
+    accelerator.is_available = lambda: False
     accelerator.current_device_index = lambda: 0
     accelerator.set_device_index = lambda *_: None
     accelerator.synchronize = lambda *_: None
@@ -27,7 +29,17 @@ def run_on_cpu() -> None:
     trainer.get_local_rank = lambda: "cpu"
 
 
+def rows_as_tensors() -> None:
+    """speculators compares ids as tensors, which its own prepare-data asks datasets for; rows saved otherwise, by
+    `forebay tokenize` too, come as lists."""
+    from speculators.train import data
+
+    load = data.load_from_disk
+    data.load_from_disk = lambda path: load(path).with_format("torch")
+
+
 run_on_cpu()
+rows_as_tensors()
 
 from speculators.cli import app  # noqa: E402
 

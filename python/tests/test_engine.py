@@ -1,0 +1,208 @@
+"""The engine's parts in one process; the whole child is driven by test/transformers-engine.test.ts."""
+
+import json
+import math
+import os
+import queue
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from forebay.engine import staging
+from forebay.engine.batching import PADDED_RATIO_MAX, ForwardLimits, form_all, form_forward
+from forebay.engine.channel import Channel, ProtocolFault, number
+from forebay.engine.service import Service
+from forebay.engine.staging import figures_of, summary
+from forebay.engine.versions import shortcoming
+
+MODEL = str(Path(__file__).parents[2] / "fixtures" / "models" / "random-qwen3")
+
+
+@dataclass(eq=False)
+class Waiting:
+    tokens: int
+    order: int = 0
+
+
+def waiting(*tokens):
+    return [Waiting(count) for count in tokens]
+
+
+class TestBatching:
+    def test_whatever_waits_every_sample_goes_once_and_the_limits_hold(self):
+        seed = random.randrange(2**32)
+        print(f"seed {seed}")
+        chance = random.Random(seed)
+        for _ in range(50):
+            limits = ForwardLimits(chance.choice([1, 64, 700]), chance.random() < 0.3)
+            samples = [Waiting(chance.randint(1, 300), chance.randint(0, 3)) for _ in range(chance.randint(1, 60))]
+            forwards = form_all(samples, limits)
+            assert sorted(map(id, sum(forwards, []))) == sorted(map(id, samples))
+            for forward in forwards:
+                longest = max(sample.tokens for sample in forward)
+                slots, tokens = longest * len(forward), sum(sample.tokens for sample in forward)
+                assert len(forward) == 1 or slots <= limits.tokens
+                assert slots <= PADDED_RATIO_MAX * tokens
+                assert not limits.strict or {sample.tokens for sample in forward} == {longest}
+
+    def test_the_oldest_request_gets_on_with_every_forward(self):
+        samples = [Waiting(10, 7), Waiting(200, 3), Waiting(10, 7), Waiting(10, 3)]
+        assert samples[1] in form_forward(samples, ForwardLimits(2048, False))
+
+    def test_a_sample_over_the_limit_goes_alone(self):
+        samples = waiting(5000, 5000, 10)
+        assert form_forward(samples, ForwardLimits(2048, False)) == [samples[0]]
+
+
+class TestSummary:
+    def states(self, tokens=9, taps=3, hidden=40):
+        return torch.randn(tokens, taps, hidden, generator=torch.Generator().manual_seed(1)).bfloat16()
+
+    def told(self, states):
+        bits = states.contiguous().view(torch.int16).numpy().view(np.uint16)
+        return summary(bits, figures_of(states).numpy())
+
+    def test_it_is_what_the_numbers_say(self):
+        states = self.states()
+        told = self.told(states)
+        assert told["finite"] and not told["constant"]
+        for tap, stats in enumerate(told["stats"]):
+            values = states[:, tap].double()
+            assert stats["mean"] == pytest.approx(values.mean().item(), abs=0.01)
+            assert stats["rms"] == pytest.approx(values.square().mean().sqrt().item(), rel=0.01)
+            assert stats["absmax"] == values.abs().max().item()
+
+    @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+    def test_one_number_that_is_not_finite_is_told(self, value):
+        states = self.states()
+        states[4, 1, 7] = value
+        assert not self.told(states)["finite"]
+
+    @pytest.mark.parametrize("value", [0.0, 1.5, -3.0, 1e-30, 1e30])
+    def test_a_constant_tap_is_told_and_one_that_is_nearly_so_is_not(self, value):
+        states = self.states()
+        states[:, 2] = value
+        assert self.told(states)["constant"]
+        states[8, 2, 39] = value + 1 + abs(value) / 100
+        assert not self.told(states)["constant"]
+
+
+class TestService:
+    @pytest.fixture
+    def service(self):
+        self.answers: queue.SimpleQueue = queue.SimpleQueue()
+        crashes = []
+        service = Service(0, send=lambda answer, _: self.answers.put(answer), crash=crashes.append)
+        options = {"threads": 1, "forward_tokens": 256}
+        load = {"type": "load", "id": 1, "model": MODEL, "dtype": "auto", "device": None, "taps": [1, 3]}
+        service.receive({**load, "options": options})
+        assert self.answers.get(timeout=60)["type"] == "loaded"
+        yield service
+        assert crashes == []
+
+    def extract(self, service, file, lengths):
+        offset, samples = 0, []
+        for row, tokens in enumerate(lengths):
+            samples.append({"row": row, "ids": [(row + i) % 384 for i in range(tokens)], "offset": offset})
+            offset += tokens * 2 * 64 * 2
+        file.write_bytes(bytes(offset))
+        service.receive({"type": "extract", "id": 2, "attempt": 1, "file": str(file), "samples": samples})
+
+    def run(self, service):
+        while service.has_work:
+            service.forward()
+        found = []
+        while not found or found[-1]["type"] not in ("states", "error"):
+            found.append(self.answers.get(timeout=60))
+        return found
+
+    def test_out_of_memory_halves_the_forward_and_loses_nothing(self, service, tmp_path, monkeypatch):
+        sizes = []
+        real = staging.run_to_taps
+
+        def little_memory(model, ids, take):
+            sizes.append(ids.numel())
+            if ids.numel() > 60:
+                raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+            real(model, ids, take)
+
+        monkeypatch.setattr(staging, "run_to_taps", little_memory)
+        self.extract(service, tmp_path / "a.part", [20] * 12)
+        answers = self.run(service)
+        assert answers[-1]["type"] == "states"
+        assert sorted(sample["row"] for sample in answers[-1]["samples"]) == list(range(12))
+        # Remembered: after the first that fits none is too large again.
+        first = next(at for at, size in enumerate(sizes) if size <= 60)
+        assert all(size <= 60 for size in sizes[first:])
+        assert (tmp_path / "a.part").read_bytes().count(0) < 500
+
+    def test_a_sample_that_does_not_fit_alone_fails_by_name_and_the_others_are_done(self, service, tmp_path, monkeypatch):
+        real = staging.run_to_taps
+
+        def little_memory(model, ids, take):
+            if ids.shape[1] > 100:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+            real(model, ids, take)
+
+        monkeypatch.setattr(staging, "run_to_taps", little_memory)
+        self.extract(service, tmp_path / "a.part", [120, 30, 40])
+        answers = self.run(service)
+        error = answers[0] if answers[0]["type"] == "error" else answers[-1]
+        assert (error["kind"], error["rows"], error["retry"]) == ("oom", [0], "smaller")
+        while answers[-1]["type"] != "states":
+            answers.append(self.answers.get(timeout=60))
+        assert sorted(sample["row"] for sample in answers[-1]["samples"]) == [1, 2]
+
+    def test_a_write_that_fails_is_io_with_its_errno(self, service, tmp_path, monkeypatch):
+        from forebay.engine import writer
+
+        def full(*_):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(writer.os, "pwrite", full)
+        self.extract(service, tmp_path / "a.part", [5])
+        error = self.run(service)[-1]
+        assert (error["kind"], error["errno"], error["rows"]) == ("io", "ENOSPC", [0])
+
+    def test_a_fault_that_nobody_expected_is_raised_to_end_the_process(self, service, tmp_path, monkeypatch):
+        def broken(*_):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        monkeypatch.setattr(staging, "run_to_taps", broken)
+        self.extract(service, tmp_path / "a.part", [5])
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            service.forward()
+
+
+class TestChannel:
+    def channel(self):
+        request_end, answer_end = os.pipe(), os.pipe()
+        return Channel(request_end[0], answer_end[1]), request_end[1], answer_end[0]
+
+    def test_answers_are_lines_of_json_and_never_hold_what_json_has_not(self):
+        channel, _, answers = self.channel()
+        channel.send({"type": "x", "mean": number(math.nan), "rms": number(np.float32(0.5))})
+        assert json.loads(os.read(answers, 1000)) == {"type": "x", "mean": None, "rms": 0.5}
+        with pytest.raises(ValueError):
+            channel.send({"type": "x", "mean": math.inf})
+
+    @pytest.mark.parametrize("line", [b"print me\n", b"[]\n", b"{}\n", b'{"type":"dance"}\n', b"\xff\n"])
+    def test_a_line_that_is_no_request_is_a_fault(self, line):
+        channel, requests, _ = self.channel()
+        os.write(requests, line)
+        os.close(requests)
+        with pytest.raises(ProtocolFault, match="not a request"):
+            list(channel.requests())
+
+
+def test_what_is_missing_or_too_old_is_told_with_the_command():
+    good = {"torch": "2.13.0+cu130", "transformers": "5.19.0", "safetensors": "0.8", "numpy": "2", "crc32c": "2.9"}
+    assert shortcoming(good) is None
+    assert shortcoming({**good, "torch": "2.14.1", "transformers": "6.0.0"}) is None
+    assert shortcoming({**good, "transformers": "4.57.1"}).startswith("expected transformers 5.19 or newer, found 4.57.1: pip")
+    del good["crc32c"]
+    assert shortcoming(good).startswith("the package crc32c is not installed: pip install")

@@ -1,0 +1,218 @@
+import { DeleteObjectCommand, PutObjectCommand } from "@aws-sdk/client-s3";
+import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { type ChaosProxy, startChaosProxy } from "./support/chaos-proxy.ts";
+import {
+  events,
+  expectWhole,
+  type FaultyRun,
+  faultyRun,
+  logged,
+  packsOf,
+  startRun,
+  statusWhere,
+} from "./support/faults.ts";
+import { makeBucket, type S3Server, s3Client } from "./support/servers.ts";
+import { sharedS3 } from "./support/shared-s3.ts";
+
+/** What becomes of a run whose store fails in the ways of reliability, through the built program and a real server. */
+
+let server: S3Server;
+let bucket: string;
+let expected: Map<string, string>;
+const opened: { run: FaultyRun; proxy: ChaosProxy }[] = [];
+
+beforeAll(async () => {
+  server = sharedS3("weed");
+  bucket = await makeBucket(server, "faults");
+  const { run } = await open("reference");
+  const ended = await startRun(run).ended;
+  expect(ended.code, ended.stderr).toBe(0);
+  expected = await packsOf(run);
+  expect(expected.size).toBeGreaterThanOrEqual(10);
+});
+afterAll(async () => {
+  for (const { run, proxy } of opened) {
+    await proxy.stop();
+    await run.machine.remove();
+  }
+});
+
+/** A run on a machine and behind a proxy of its own. */
+async function open(name: string): Promise<{ run: FaultyRun; proxy: ChaosProxy }> {
+  const proxy = await startChaosProxy(server.endpoint);
+  const run = faultyRun(name, { server, bucket, endpoint: proxy.endpoint });
+  opened.push({ run, proxy });
+  return { run, proxy };
+}
+
+const PACK = /\/packs\//;
+
+describe("a store that", () => {
+  test("loses its answers to PUTs: the 412 of the next try is known as our own object", async () => {
+    const { run, proxy } = await open("lost-answers");
+    proxy.add({ toxic: { kind: "lost_response" }, method: "PUT", path: PACK, times: 4 });
+    const ended = await startRun(run).ended;
+    expect(ended.code, ended.stderr).toBe(0);
+    expect(events(run, "batch.committed").filter(({ how }) => how === "ours").length).toBe(4);
+    await expectWhole(run, expected);
+  });
+
+  test("says it has a pack that it does not have: no spool file goes before a separate request found it", async () => {
+    const { run, proxy } = await open("lies");
+    const lie = proxy.add({ toxic: { kind: "status", status: 200 }, method: "PUT", path: PACK, times: 3 });
+    const ended = await startRun(run).ended;
+    expect(ended.code, ended.stderr).toBe(0);
+    expect(lie.hits).toBe(3);
+    await expectWhole(run, expected);
+  });
+
+  test("keeps another object than was sent: found by its separate check", async () => {
+    const { run, proxy } = await open("flips");
+    const flip = proxy.add({
+      toxic: { kind: "flip_byte", direction: "up" },
+      method: "PUT",
+      path: PACK,
+      times: 3,
+    });
+    const ended = await startRun(run).ended;
+    expect(ended.code, ended.stderr).toBe(0);
+    expect(flip.hits).toBe(3);
+    await expectWhole(run, expected);
+  });
+
+  test("throttles, fails and answers errors in 200: slower, and whole", async () => {
+    const { run, proxy } = await open("slow-down");
+    const put = { method: "PUT", path: PACK };
+    const rules = [
+      proxy.add({
+        toxic: { kind: "status", status: 503, code: "SlowDown", retryAfterS: 1 },
+        ...put,
+        times: 3,
+      }),
+      proxy.add({ toxic: { kind: "status", status: 500, code: "InternalError" }, ...put, times: 3 }),
+      proxy.add({ toxic: { kind: "error_in_200", code: "InternalError" }, ...put, times: 3 }),
+      proxy.add({ toxic: { kind: "status", status: 502, html: true }, ...put, times: 2 }),
+      proxy.add({ toxic: { kind: "reset_peer" }, method: "HEAD", path: PACK, times: 3 }),
+    ];
+    const ended = await startRun(run).ended;
+    expect(ended.code, ended.stderr).toBe(0);
+    expect(rules.map(({ hits }) => hits)).toEqual([3, 3, 3, 2, 3]);
+    await expectWhole(run, expected);
+  });
+
+  test("is struck by everything at once, by chance", async () => {
+    const { run, proxy } = await open("storm");
+    console.log(`storm: proxy seed ${proxy.seed}`);
+    const probability = 0.04;
+    for (const method of ["PUT", "HEAD", "GET"]) {
+      proxy.add({ toxic: { kind: "reset_peer" }, method, probability });
+      proxy.add({ toxic: { kind: "status", status: 503, code: "SlowDown" }, method, probability });
+      proxy.add({ toxic: { kind: "latency", ms: 200, jitterMs: 300 }, method, probability });
+    }
+    proxy.add({ toxic: { kind: "lost_response" }, method: "PUT", probability });
+    proxy.add({ toxic: { kind: "limit_data", bytes: 10_000 }, method: "PUT", path: PACK, probability });
+    proxy.add({
+      toxic: { kind: "error_in_200", code: "InternalError" },
+      method: "PUT",
+      path: PACK,
+      probability,
+    });
+    proxy.add({ toxic: { kind: "wrong_etag" }, probability });
+    const ended = await startRun(run).ended;
+    expect(ended.code, `seed ${proxy.seed}\n${ended.stderr}`).toBe(0);
+    await expectWhole(run, expected);
+  });
+});
+
+test("a truncated object left by a cut PUT is named, keeps the others from nothing, and waits to be removed", async () => {
+  const { run, proxy } = await open("torn");
+  const client = s3Client(server);
+  let torn = "";
+  const keep = async (path: string, bytes: Buffer) => {
+    torn = path.replace(`/${bucket}/`, "").replace(/\?.*/, "");
+    await client.send(new PutObjectCommand({ Bucket: bucket, Key: torn, Body: bytes }));
+  };
+  proxy.add({ toxic: { kind: "torn_put", bytes: 1_000, keep }, method: "PUT", path: PACK, times: 1 });
+  const ended = await startRun(run).ended;
+  expect(ended.code, ended.stderr).toBe(9);
+  expect(ended.stderr).toContain(torn.replace(`p/${run.name}/`, ""));
+  expect(ended.stderr).toMatch(/ {2}safe: .*\n {2}next: /);
+  const stored = await packsOf(run);
+  expect(stored.size).toBe(expected.size);
+  const engines = events(run, "engine.hello").length;
+  // The same command again finds it again, and overwrites nothing.
+  const again = await startRun(run).ended;
+  expect(again.code, again.stderr).toBe(9);
+  expect(await packsOf(run)).toEqual(stored);
+  await client.send(new DeleteObjectCommand({ Bucket: bucket, Key: torn }));
+  const mended = await startRun(run).ended;
+  expect(mended.code, mended.stderr).toBe(0);
+  // It waited in the spool: no engine was needed.
+  expect(events(run, "engine.hello").length).toBe(engines);
+  await expectWhole(run, expected);
+});
+
+test("a store that goes away and comes back: shown as blocked, then whole, by the same process", async () => {
+  const { run, proxy } = await open("away");
+  proxy.add({ toxic: { kind: "latency", ms: 100 }, method: "PUT", path: PACK });
+  const running = startRun(run);
+  await logged(run, running, "batch.committed");
+  const { port } = new URL(proxy.endpoint);
+  await proxy.stop();
+  const blocked = await statusWhere(run, running, ({ run: { state } }) => state === "blocked");
+  expect(blocked.run.reason).toMatch(/does not serve/);
+  expect(blocked.run.action).toBeTruthy();
+  const back = await startChaosProxy(server.endpoint, { port: Number(port) });
+  try {
+    const ended = await running.ended;
+    expect(ended.code, ended.stderr).toBe(0);
+    await expectWhole(run, expected);
+  } finally {
+    await back.stop();
+  }
+});
+
+test("a store that stays away: --max-blocked gives up with 75, and the same command goes on later", async () => {
+  const { run, proxy } = await open("stays-away");
+  proxy.add({ toxic: { kind: "latency", ms: 100 }, method: "PUT", path: PACK });
+  const running = startRun(run, "--max-blocked", "2s");
+  await logged(run, running, "batch.committed");
+  proxy.clear();
+  proxy.add({ toxic: { kind: "reset_peer" } });
+  const ended = await running.ended;
+  expect(ended.code, ended.stderr).toBe(75);
+  expect(ended.stderr).toMatch(/--max-blocked/);
+  proxy.clear();
+  const later = await startRun(run).ended;
+  expect(later.code, later.stderr).toBe(0);
+  await expectWhole(run, expected);
+});
+
+// These two wait for the program's own long pauses (30 s of silence, a minute between questions), side by side.
+describe.concurrent("patience", () => {
+  test("a server that falls silent is left for a fresh attempt", { timeout: 180_000 }, async () => {
+    const { run, proxy } = await open("silent");
+    proxy.add({ toxic: { kind: "timeout" }, method: "PUT", path: PACK, times: 2 });
+    const ended = await startRun(run).ended;
+    expect(ended.code, ended.stderr).toBe(0);
+    await expectWhole(run, expected);
+  });
+
+  test("credentials that expire: blocked with the action to take, and by itself again when they are good", {
+    timeout: 180_000,
+  }, async () => {
+    const { run, proxy } = await open("expired");
+    proxy.add({ toxic: { kind: "latency", ms: 100 }, method: "PUT", path: PACK });
+    const running = startRun(run);
+    await logged(run, running, "batch.committed");
+    proxy.clear();
+    proxy.add({ toxic: { kind: "status", status: 403, code: "ExpiredToken" } });
+    const blocked = await statusWhere(run, running, ({ run: { state } }) => state === "blocked");
+    expect(blocked.run.reason).toMatch(/credentials/);
+    expect(blocked.run.action).toMatch(/AWS_ACCESS_KEY_ID|profile/);
+    proxy.clear();
+    const ended = await running.ended;
+    expect(ended.code, ended.stderr).toBe(0);
+    await expectWhole(run, expected);
+  });
+});
