@@ -79,49 +79,6 @@ describe("a store that", () => {
     expect(flip.hits).toBe(3);
     await expectWhole(run, expected);
   });
-
-  test("throttles, fails and answers errors in 200: slower, and whole", async () => {
-    const { run, proxy } = await open("slow-down");
-    const put = { method: "PUT", path: PACK };
-    const rules = [
-      proxy.add({
-        toxic: { kind: "status", status: 503, code: "SlowDown", retryAfterS: 1 },
-        ...put,
-        times: 3,
-      }),
-      proxy.add({ toxic: { kind: "status", status: 500, code: "InternalError" }, ...put, times: 3 }),
-      proxy.add({ toxic: { kind: "error_in_200", code: "InternalError" }, ...put, times: 3 }),
-      proxy.add({ toxic: { kind: "status", status: 502, html: true }, ...put, times: 2 }),
-      proxy.add({ toxic: { kind: "reset_peer" }, method: "HEAD", path: PACK, times: 3 }),
-    ];
-    const ended = await startRun(run).ended;
-    expect(ended.code, ended.stderr).toBe(0);
-    expect(rules.map(({ hits }) => hits)).toEqual([3, 3, 3, 2, 3]);
-    await expectWhole(run, expected);
-  });
-
-  test("is struck by everything at once, by chance", async () => {
-    const { run, proxy } = await open("storm");
-    console.log(`storm: proxy seed ${proxy.seed}`);
-    const probability = 0.04;
-    for (const method of ["PUT", "HEAD", "GET"]) {
-      proxy.add({ toxic: { kind: "reset_peer" }, method, probability });
-      proxy.add({ toxic: { kind: "status", status: 503, code: "SlowDown" }, method, probability });
-      proxy.add({ toxic: { kind: "latency", ms: 200, jitterMs: 300 }, method, probability });
-    }
-    proxy.add({ toxic: { kind: "lost_response" }, method: "PUT", probability });
-    proxy.add({ toxic: { kind: "limit_data", bytes: 10_000 }, method: "PUT", path: PACK, probability });
-    proxy.add({
-      toxic: { kind: "error_in_200", code: "InternalError" },
-      method: "PUT",
-      path: PACK,
-      probability,
-    });
-    proxy.add({ toxic: { kind: "wrong_etag" }, probability });
-    const ended = await startRun(run).ended;
-    expect(ended.code, `seed ${proxy.seed}\n${ended.stderr}`).toBe(0);
-    await expectWhole(run, expected);
-  });
 });
 
 test("a truncated object left by a cut PUT is named, keeps the others from nothing, and waits to be removed", async () => {
@@ -188,9 +145,52 @@ test("a store that stays away: --max-blocked gives up with 75, and the same comm
   await expectWhole(run, expected);
 });
 
-// These two wait for the program's own long pauses (30 s of silence, a minute between questions), side by side.
-describe.concurrent("patience", () => {
-  test("a server that falls silent is left for a fresh attempt", { timeout: 180_000 }, async () => {
+// These wait for the program's own long pauses (30 s of silence, a minute between questions): side by side.
+describe.concurrent("a store that in the long run", { timeout: 300_000 }, () => {
+  test("throttles, fails and answers errors in 200: slower, and whole", async () => {
+    const { run, proxy } = await open("slow-down");
+    const put = { method: "PUT", path: PACK };
+    const rules = [
+      proxy.add({
+        toxic: { kind: "status", status: 503, code: "SlowDown", retryAfterS: 1 },
+        ...put,
+        times: 3,
+      }),
+      proxy.add({ toxic: { kind: "status", status: 500, code: "InternalError" }, ...put, times: 3 }),
+      proxy.add({ toxic: { kind: "error_in_200", code: "InternalError" }, ...put, times: 3 }),
+      proxy.add({ toxic: { kind: "status", status: 502, html: true }, ...put, times: 2 }),
+      proxy.add({ toxic: { kind: "reset_peer" }, method: "HEAD", path: PACK, times: 3 }),
+    ];
+    const ended = await startRun(run).ended;
+    expect(ended.code, ended.stderr).toBe(0);
+    expect(rules.map(({ hits }) => hits)).toEqual([3, 3, 3, 2, 3]);
+    await expectWhole(run, expected);
+  });
+
+  test("is struck by everything at once, by chance", async () => {
+    const { run, proxy } = await open("storm");
+    console.log(`storm: proxy seed ${proxy.seed}`);
+    const probability = 0.04;
+    for (const method of ["PUT", "HEAD", "GET"]) {
+      proxy.add({ toxic: { kind: "reset_peer" }, method, probability });
+      proxy.add({ toxic: { kind: "status", status: 503, code: "SlowDown" }, method, probability });
+      proxy.add({ toxic: { kind: "latency", ms: 200, jitterMs: 300 }, method, probability });
+    }
+    proxy.add({ toxic: { kind: "lost_response" }, method: "PUT", probability });
+    proxy.add({ toxic: { kind: "limit_data", bytes: 10_000 }, method: "PUT", path: PACK, probability });
+    proxy.add({
+      toxic: { kind: "error_in_200", code: "InternalError" },
+      method: "PUT",
+      path: PACK,
+      probability,
+    });
+    proxy.add({ toxic: { kind: "wrong_etag" }, probability });
+    const ended = await startRun(run).ended;
+    expect(ended.code, `seed ${proxy.seed}\n${ended.stderr}`).toBe(0);
+    await expectWhole(run, expected);
+  });
+
+  test("falls silent is left for a fresh attempt", async () => {
     const { run, proxy } = await open("silent");
     proxy.add({ toxic: { kind: "timeout" }, method: "PUT", path: PACK, times: 2 });
     const ended = await startRun(run).ended;
@@ -198,7 +198,7 @@ describe.concurrent("patience", () => {
     await expectWhole(run, expected);
   });
 
-  test("credentials that expire: blocked with the action to take, and by itself again when they are good", {
+  test("does not take the credentials any more: blocked with the action to take, and by itself again when they are good", {
     timeout: 180_000,
   }, async () => {
     const { run, proxy } = await open("expired");

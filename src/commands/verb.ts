@@ -1,10 +1,11 @@
 import { existsSync } from "node:fs";
-import { join, resolve } from "node:path";
+import { join, relative, resolve } from "node:path";
 import { type Command, Option } from "commander";
 import { EXIT, RunError, stillSafe } from "../base/errors.ts";
 import { type Resolved, type RunYaml, resolveSettings, type SettingTexts } from "../config/resolve.ts";
 import { readRunYaml } from "../config/run-yaml.ts";
 import { SETTINGS, settingsOfVerb, showValue, type Verb } from "../config/settings.ts";
+import { resolveModel } from "../model/hub.ts";
 import type { Io } from "./io.ts";
 
 /** One verb as its file describes it; cli.ts makes a commander command of it. */
@@ -104,15 +105,32 @@ function makeCall(spec: VerbSpec, command: Command, io: Io): Call {
     io,
     args: command.args,
     options,
-    settings: resolveSettings({
-      verb: verb ?? "ls",
-      flags,
-      env: verb ? io.env : {},
-      file,
-      directory: io.directory,
-    }),
+    settings: withModelFound(
+      resolveSettings({
+        verb: verb ?? "ls",
+        flags,
+        env: verb ? io.env : {},
+        file,
+        directory: io.directory,
+      }),
+      io,
+    ),
     json: options.json === true,
     address: command.args[0] ?? file?.address ?? null,
+  };
+}
+
+/** A model given by its hub id, which was read as a path, is the directory in the Hugging Face cache from here on. */
+function withModelFound(settings: Resolved, { directory, env }: Io): Resolved {
+  const { model } = settings.values;
+  if (model === null || existsSync(model)) return settings;
+  const given = relative(directory, model);
+  const found = resolveModel(given, env);
+  if (found === given) return settings;
+  return {
+    ...settings,
+    values: { ...settings.values, model: found },
+    written: { ...settings.written, model: found },
   };
 }
 
