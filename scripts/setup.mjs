@@ -1,7 +1,7 @@
 #!/usr/bin/env node
 // Installs what the program and its tests need, pinned, each only where it is missing. Running it twice is harmless.
 //   node scripts/setup.mjs             npm packages and the S3 servers of the tests
-//   node scripts/setup.mjs --long      also versitygw (built with Go), for test:long and the benches
+//   node scripts/setup.mjs --long      also versitygw (built with Go), torch and speculators, for test:long and the benches
 //   node scripts/setup.mjs --python    also the Python environment of the transformers engine, in .cache/venv
 import { spawnSync } from "node:child_process";
 import { createHash } from "node:crypto";
@@ -153,6 +153,7 @@ if (process.argv[1] === fileURLToPath(import.meta.url)) {
   setupPackages();
   const done = [setupS3Servers()];
   if (flags.has("--long")) done.push(setupVersitygw());
-  if (flags.has("--python")) done.push(setupPython());
+  if (flags.has("--long") || flags.has("--python")) done.push(setupPython());
+  if (flags.has("--long")) done.push(setupSpeculators());
   if (done.includes(false)) process.exitCode = 1;
 }

@@ -638,7 +638,7 @@ describe("--serve starts a server of its own", () => {
   test("a server that ends while it starts, and one that is not there, are told", async () => {
     const failing = await startEngine({ program, extra: ["--fail"] });
     expect((await rejection(failing.load(loadOf()))).message).toMatch(
-      /vLLM ended with code 1.*before it was ready/,
+      /vLLM ended with code 1: vllm: this fake was told to fail \(before it was ready\)/,
     );
     const absent = await startEngine({ program: "/nowhere/vllm", extra: [] });
     expect(await rejection(absent.load(loadOf()))).toMatchObject({ kind: "bad-request" });

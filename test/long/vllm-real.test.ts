@@ -8,12 +8,14 @@ import { afterAll, describe, expect, onTestFinished, test } from "vitest";
 import { silentLog } from "../../src/base/log.ts";
 import { Engine } from "../../src/engine/engine.ts";
 import { describeEngine } from "../support/engine-conformance.ts";
-import { FIXTURES, Machine } from "../support/program.ts";
+import { DEMO, FIXTURES, Machine } from "../support/program.ts";
 
 /** A real vLLM 0.32 on the CPU; scripts/setup-vllm.mjs installs it. */
 const ROOT = fileURLToPath(new URL("../..", import.meta.url));
 const PROGRAM = join(ROOT, ".cache/vllm/bin/vllm");
+/** Has golden states; but vLLM would load their file as weights, so it is given the same model without. */
 const MODEL = join(FIXTURES, "models/tiny-qwen3");
+const SERVED = join(DEMO, "tiny-qwen3");
 const TAPS = [1, 4, 7];
 
 const CPU_ENV = {
@@ -41,7 +43,7 @@ const folder = mkdtempSync(join(tmpdir(), "forebay-vllm-real-"));
 let server: ChildProcess | null = null;
 let url = "";
 afterAll(() => {
-  if (server?.pid) process.kill(-server.pid, "SIGKILL");
+  if (server?.pid && server.exitCode === null) process.kill(-server.pid, "SIGKILL");
   rmSync(folder, { recursive: true, force: true });
 });
 
@@ -63,7 +65,7 @@ async function startServer(): Promise<void> {
   const port = await freePort();
   url = `http://127.0.0.1:${port}`;
   const args = launchArguments({
-    ...{ model: MODEL, taps: TAPS, blocks: 8, port, folder },
+    ...{ model: SERVED, taps: TAPS, blocks: 8, port, folder },
     // Golden states are in float32.
     ...{ dtype: "float32", batchTokens: null, extra: CPU_ARGUMENTS },
   });
@@ -122,7 +124,7 @@ describe("a real vLLM server", () => {
     onTestFinished(() => machine.remove());
     const address = `file:${machine.path("store")}/run`;
     const ended = await machine.run([
-      ...["run", address, "--model", MODEL, "--taps", "1,4,7", "--engine", "vllm", "--serve"],
+      ...["run", address, "--model", SERVED, "--taps", "1,4,7", "--engine", "vllm", "--serve"],
       ...["--dataset", join(FIXTURES, "datasets/plain"), "--limit", "40", "--pack-bytes", "1MiB"],
       ...["--spool-bytes", "64MiB", "--disk-floor", "1MiB", "--port", "0", "--progress", "quiet"],
       ...["--engine-env", `PYTHONPATH=${CPU_ENV.PYTHONPATH}`, "--", ...CPU_ARGUMENTS],

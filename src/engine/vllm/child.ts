@@ -104,8 +104,10 @@ function settle(answer: Answer): void {
 /** Tells it for every request that is open; the parent starts this child anew. */
 function crash(error: unknown): void {
   if (isEnding) return;
-  console.error(error);
   const message = error instanceof Error ? error.message : String(error);
+  console.error(error instanceof Error ? error.stack : message);
+  // The last line is what a person is shown.
+  console.error(message);
   for (const id of [...outstanding.keys()]) {
     send({ type: "error", id, rows: [], kind: "crash", errno: null, message, retry: "restart" });
   }

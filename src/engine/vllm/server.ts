@@ -5,12 +5,14 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { sleep } from "../../base/backoff.ts";
 import { errnoOf } from "../../base/errors.ts";
+import { plainText } from "../../base/log.ts";
 import { VllmClient } from "./client.ts";
 import { refused, serverGone } from "./failure.ts";
 import { type LaunchOptions, launchArguments } from "./launch.ts";
 
 /** Memory that the connector's files may take; a container has 64 MB of it unless told otherwise. */
 export const SHARED_MEMORY = "/dev/shm";
+const TAIL_CHARS = 16_384;
 const HEALTH_EVERY_MS = 500;
 /** SIGTERM lets vLLM free its shared memory; longer than this nobody waits. */
 const STOP_MS = 4_000;
@@ -27,6 +29,7 @@ export class VllmServer {
   readonly folder: string;
   readonly #process: ChildProcess;
   #ended: string | null = null;
+  #tail = "";
 
   /** Resolves once the server is healthy. Rejects where it ends before, or `signal` aborts. */
   static async start(
@@ -52,17 +55,28 @@ export class VllmServer {
   ) {
     this.url = `http://127.0.0.1:${options.port}`;
     this.folder = options.folder;
-    // Its log goes to our stderr, which the supervisor keeps.
+    // Its log goes to our stderr, which the supervisor keeps; its last error is told with its end.
     this.#process = spawn("/bin/sh", ["-c", LEASHED, program, options.folder, ...args], {
       detached: true,
-      stdio: ["ignore", process.stderr.fd, process.stderr.fd, "pipe"],
+      stdio: ["ignore", "pipe", "pipe", "pipe"],
     });
+    for (const stream of [this.#process.stdout, this.#process.stderr]) {
+      stream?.on("data", (chunk: Buffer) => {
+        process.stderr.write(chunk);
+        this.#tail = (this.#tail + chunk.toString("utf8")).slice(-TAIL_CHARS);
+      });
+    }
     const end = (reason: string) => {
       this.#ended ??= reason;
       options.onEnd(reason);
     };
     this.#process.on("error", (error) => end(`vLLM could not be started: ${error.message}`));
-    this.#process.on("exit", (code, signal) => end(`vLLM ended with ${signal ?? `code ${code}`}: see above`));
+    this.#process.on("exit", (code, signal) => {
+      const lines = this.#tail.split("\n").filter((line) => line.trim() !== "");
+      const last =
+        lines.findLast((line) => /\berror\b|Error:/i.test(line)) ?? lines.at(-1) ?? "it said nothing";
+      end(`vLLM ended with ${signal ?? `code ${code}`}: ${plainText(last, 200)}`);
+    });
   }
 
   /** Asks it to end, then makes it, and removes its folder. */
@@ -83,7 +97,9 @@ export class VllmServer {
       while (!(await client.isWell())) {
         if (this.#ended?.includes("code 127"))
           throw refused("there is no program vllm: pip install vllm, or --python");
-        if (this.#ended !== null) throw serverGone(`${this.#ended}, before it was ready`);
+        // Its argument parser's: the same arguments will not do the next time either.
+        if (this.#ended?.includes("code 2:")) throw refused(`${this.#ended} (before it was ready)`);
+        if (this.#ended !== null) throw serverGone(`${this.#ended} (before it was ready)`);
         await sleep(HEALTH_EVERY_MS);
       }
     } finally {
