@@ -1,3 +1,6 @@
+import { createHash } from "node:crypto";
+import { existsSync, readdirSync, statSync } from "node:fs";
+import { join } from "node:path";
 import { DeleteObjectCommand, PutObjectCommand } from "@aws-sdk/client-s3";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { type ChaosProxy, startChaosProxy } from "./support/chaos-proxy.ts";
@@ -8,9 +11,11 @@ import {
   faultyRun,
   logged,
   packsOf,
+  sickEngines,
   startRun,
   statusWhere,
 } from "./support/faults.ts";
+import { runArgs } from "./support/kills.ts";
 import { makeBucket, type S3Server, s3Client } from "./support/servers.ts";
 import { sharedS3 } from "./support/shared-s3.ts";
 
@@ -43,6 +48,22 @@ async function open(name: string): Promise<{ run: FaultyRun; proxy: ChaosProxy }
   const run = faultyRun(name, { server, bucket, endpoint: proxy.endpoint });
   opened.push({ run, proxy });
   return { run, proxy };
+}
+
+function batchOf(key: string): number {
+  return Number(/(\d+)\.safetensors$/.exec(key)![1]);
+}
+
+/** Of the packs, finished or not, by their full sizes. */
+function bytesBelow(spool: string): number {
+  let bytes = 0;
+  for (const folder of ["parts", "ready", "quarantine"]) {
+    const directory = join(spool, folder);
+    if (!existsSync(directory)) continue;
+    for (const name of readdirSync(directory))
+      bytes += statSync(join(directory, name), { throwIfNoEntry: false })?.size ?? 0;
+  }
+  return bytes;
 }
 
 const PACK = /\/packs\//;
@@ -106,6 +127,42 @@ test("a truncated object left by a cut PUT is named, keeps the others from nothi
   expect(mended.code, mended.stderr).toBe(0);
   // It waited in the spool: no engine was needed.
   expect(events(run, "engine.hello").length).toBe(engines);
+  await expectWhole(run, expected);
+});
+
+test("an object that somebody else puts under one of our keys meanwhile is named, and never overwritten", async () => {
+  const { run } = await open("alien");
+  const running = startRun(run, ...sickEngines({ delayMs: 300 }));
+  await logged(run, running, "batch.committed");
+  const key = [...expected.keys()].sort((a, b) => batchOf(a) - batchOf(b)).at(-1)!;
+  const alien = Buffer.from("not a pack");
+  await s3Client(server).send(
+    new PutObjectCommand({ Bucket: bucket, Key: `p/${run.name}/${key}`, Body: alien }),
+  );
+  const ended = await running.ended;
+  expect(ended.code, ended.stderr).toBe(9);
+  expect(ended.stderr).toContain(key);
+  const stored = await packsOf(run);
+  expect(stored.get(key)).toBe(createHash("sha256").update(alien).digest("hex"));
+  expect(stored.size).toBe(expected.size);
+});
+
+test("a slow store: the spool never holds more than --spool-bytes, and the engines wait", async () => {
+  const { run, proxy } = await open("slow");
+  proxy.add({ toxic: { kind: "latency", ms: 500 }, method: "PUT", path: PACK });
+  // Three packs, which is the least for one engine; ten are to be made.
+  const spoolBytes = 3 * 48 * 1024;
+  const args = runArgs(run).map((word, i, all) => (all[i - 1] === "--spool-bytes" ? `${spoolBytes}B` : word));
+  const running = run.machine.start([...args, "--uploads", "1"]);
+  let most = 0;
+  const watch = setInterval(() => {
+    most = Math.max(most, bytesBelow(run.machine.path("spool")));
+  }, 5);
+  const ended = await running.ended;
+  clearInterval(watch);
+  expect(ended.code, ended.stderr).toBe(0);
+  expect(most).toBeGreaterThan(spoolBytes / 2);
+  expect(most).toBeLessThanOrEqual(spoolBytes);
   await expectWhole(run, expected);
 });
 

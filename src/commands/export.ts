@@ -32,7 +32,7 @@ export const exportVerb: VerbSpec = {
           `rows were cut at ${maxTokens} tokens: the trainer's rows must be cut alike, or it drops them`,
         );
       }
-      return await exportSpeculators(store, run, directory, { signal: io.signal });
+      return exportSpeculators(store, run, directory, { signal: io.signal });
     });
     if (json) printJson(io, { ...result, directory });
     else {

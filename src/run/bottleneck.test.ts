@@ -1,5 +1,6 @@
 import { expect, test } from "vitest";
-import { BottleneckWatch, engineSecondsLost, findBottleneck, type PipelineLook } from "./bottleneck.ts";
+import { BottleneckWatch, engineSecondsLost, findBottleneck } from "./bottleneck.ts";
+import type { PipelineLook } from "./pipeline-window.ts";
 import type { StageStatus } from "./status.ts";
 
 const CONTEXT = { address: "file:runs/a", engines: 4 };

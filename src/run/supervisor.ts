@@ -69,6 +69,7 @@ export class Supervisor {
 
   async run(): Promise<Ending> {
     const { board, stop } = this.#tools;
+    stop.addEventListener("abort", () => board.stopping(), { once: true });
     try {
       const opened = await openRun(this.#options, this.#tools, this.#closers).catch((error: unknown) => {
         throw stillSafe(error, "nothing was written to the store or the spool");
@@ -257,7 +258,6 @@ export class Supervisor {
   /** A graceful stop: what is in ready/ leaves for the store until the deadline; the rest waits in the spool. */
   async #flush(uploader: Uploader): Promise<Ending> {
     const { board } = this.#tools;
-    board.stopping();
     board.phase("draining", "flushing the spool");
     const { left } = await uploader.drain({ deadlineMs: this.#options.stopDeadlineMs });
     return this.#stopped(

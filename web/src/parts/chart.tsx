@@ -153,7 +153,7 @@ function optionsFor(box: HTMLElement, lines: Line[], unit: Unit | undefined): uP
         ...axis,
         size: 22,
         gap: 4,
-        space: 70,
+        space: 52,
         grid: { show: false },
         values: (_, ticks) => ticks.map((t) => timeLabel(t, ticks)),
       },
