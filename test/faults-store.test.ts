@@ -54,16 +54,17 @@ function batchOf(key: string): number {
   return Number(/(\d+)\.safetensors$/.exec(key)![1]);
 }
 
-/** Of the packs, finished or not, by their full sizes. */
+/** Of the packs, finished or not, by their full sizes; one that is renamed while we look is counted once. */
 function bytesBelow(spool: string): number {
-  let bytes = 0;
+  const bytes = new Map<string, number>();
   for (const folder of ["parts", "ready", "quarantine"]) {
     const directory = join(spool, folder);
     if (!existsSync(directory)) continue;
-    for (const name of readdirSync(directory))
-      bytes += statSync(join(directory, name), { throwIfNoEntry: false })?.size ?? 0;
+    for (const name of readdirSync(directory)) {
+      bytes.set(name.slice(0, 8), statSync(join(directory, name), { throwIfNoEntry: false })?.size ?? 0);
+    }
   }
-  return bytes;
+  return [...bytes.values()].reduce((sum, size) => sum + size, 0);
 }
 
 const PACK = /\/packs\//;

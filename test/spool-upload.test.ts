@@ -115,7 +115,7 @@ describe("the uploader, into a directory", () => {
     expect(blocked).toMatchObject({
       batch: 1,
       exit: EXIT.integrity,
-      action: expect.stringContaining("repair"),
+      action: expect.stringContaining("remove it by hand"),
     });
     await rig.uploader.idle();
     expect([rig.uploader.stats().stuck, readyFiles()]).toEqual([[1], ["00000001.safetensors"]]);

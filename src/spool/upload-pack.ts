@@ -220,7 +220,7 @@ function decide(error: unknown, job: UploadJob, lookFirst: boolean, aborted: boo
       : { kind: "blocked", scope: "store", error: wire };
   }
   if (error instanceof RunError && error.exit === EXIT.integrity) {
-    wire.hint = `${packKey(job.batch)} is torn or not ours: forebay repair removes it; the pack is kept in the spool`;
+    wire.hint = `${packKey(job.batch)} is torn or not ours: look at it, and remove it by hand if it is damaged; the pack is kept in the spool`;
     return { kind: "blocked", scope: "pack", error: wire };
   }
   const passes = isOutOfSpace(error) || wire.errno === "EMFILE" || wire.errno === "ENFILE";

@@ -18,6 +18,15 @@ export function vllmEngineCommand(options: {
     name: "vllm",
     file: "/bin/sh",
     args: ["-c", moveDescriptors, process.execPath, child, "3", "4", JSON.stringify(options.target)],
-    env: options.env,
+    env: withoutExpandableSegments(options.env),
   };
+}
+
+/** Other engines are better with it; vLLM does not start a connector with it: "incompatible with ...". */
+function withoutExpandableSegments(env: Record<string, string>): Record<string, string> {
+  const { PYTORCH_CUDA_ALLOC_CONF: conf, ...rest } = env;
+  const settings = (conf ?? "")
+    .split(",")
+    .filter((one) => one !== "" && !one.startsWith("expandable_segments"));
+  return settings.length > 0 ? { ...rest, PYTORCH_CUDA_ALLOC_CONF: settings.join(",") } : rest;
 }

@@ -1,4 +1,5 @@
 import { describe, expect, test } from "vitest";
+import { vllmEngineCommand } from "./command.ts";
 import { type LaunchOptions, launchArguments, vllmLayerIds } from "./launch.ts";
 import { findServedModel } from "./served-model.ts";
 
@@ -59,6 +60,16 @@ describe("launchArguments", () => {
     expect(() => vllmLayerIds([3, 1], 6)).toThrow(/must ascend, found 1 after 3/);
     expect(() => vllmLayerIds([3, 3], 6)).toThrow(/must ascend/);
   });
+});
+
+test("the allocator setting with which vLLM starts no connector is left out of its environment, others stay", () => {
+  const target = { program: "vllm", extra: [] };
+  const env = (conf: string) =>
+    vllmEngineCommand({ target, env: { A: "1", PYTORCH_CUDA_ALLOC_CONF: conf } }).env;
+  expect(env("expandable_segments:True")).toEqual({ A: "1" });
+  expect(env("expandable_segments:True,max_split_size_mb:64").PYTORCH_CUDA_ALLOC_CONF).toBe(
+    "max_split_size_mb:64",
+  );
 });
 
 describe("findServedModel", () => {
