@@ -228,6 +228,20 @@ describe("the uploader, into S3", () => {
     notes: [],
   } as const;
 
+  it("never makes an object of a file that is spoiled while it waits", async () => {
+    const rig = start({ spec, traits: { ...checksum, notes: [] } });
+    const pack = await makeReady(spool, 3);
+    const bytes = readFileSync(pack.path);
+    bytes[bytes.length - 1]! ^= 1;
+    writeFileSync(pack.path, bytes);
+    rig.enqueue(pack);
+    expect((await rig.event("requeue")).reason).toContain("row 11 should have the CRC-32C");
+    expect([spool.usage().quarantined, rig.uploader.stats().retries]).toEqual([1, 0]);
+    // The key is free: a create-only PUT of the pack as it is computed again is the first.
+    rig.enqueue(await makeReady(spool, 3));
+    expect(await rig.event("committed")).toMatchObject({ batch: 3, how: "created" });
+  });
+
   it("commits every pack, verified by the store's own checksum and nothing read back", async () => {
     const rig = start({ spec, traits: { ...checksum, notes: [] } });
     for (let batch = 0; batch < 20; batch += 1) rig.enqueue(await makeReady(spool, batch));

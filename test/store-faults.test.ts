@@ -1,4 +1,6 @@
 import { randomBytes } from "node:crypto";
+import * as http from "node:http";
+import type { AddressInfo } from "node:net";
 import { GetObjectCommand, PutObjectCommand } from "@aws-sdk/client-s3";
 import { afterAll, afterEach, beforeAll, describe, expect, it } from "vitest";
 import { crc32c } from "../src/base/checksum.ts";
@@ -7,7 +9,7 @@ import { openStore } from "../src/store/open.ts";
 import { probeStore } from "../src/store/probe.ts";
 import { withRetries } from "../src/store/retry.ts";
 import type { S3Options } from "../src/store/s3.ts";
-import type { OpenedStore } from "../src/store/store.ts";
+import type { BodySource, OpenedStore } from "../src/store/store.ts";
 import { verifyObject } from "../src/store/verify-object.ts";
 import { type ChaosProxy, startChaosProxy } from "./support/chaos-proxy.ts";
 import { credentialsOf, specOf } from "./support/s3-under-test.ts";
@@ -56,6 +58,90 @@ describe("a PUT whose answer is lost", () => {
     expect(rule.hits).toBe(1);
     expect(await put(store, "x", body)).toEqual({ kind: "exists" });
     expect(await verifyObject(store, byChecksum, object)).toEqual({ kind: "same" });
+  });
+});
+
+describe("a PUT from a source", () => {
+  /** Hands out `bytes` through two buffers in turn, as a file is sent; each is overwritten as soon as it may be. */
+  function sourceOf(bytes: Buffer, failure?: { atByte: number; error: Error }): BodySource {
+    const sliceBytes = 100_000;
+    const buffers = [Buffer.alloc(sliceBytes), Buffer.alloc(sliceBytes)];
+    return {
+      byteLength: bytes.length,
+      *slices() {
+        for (let at = 0, turn = 0; at < bytes.length; at += sliceBytes, turn = 1 - turn) {
+          if (failure && at >= failure.atByte) throw failure.error;
+          const copied = bytes.copy(buffers[turn]!, 0, at, at + sliceBytes);
+          yield buffers[turn]!.subarray(0, copied);
+        }
+      },
+    };
+  }
+  const big = randomBytes(12_345_678);
+  const options = { crc32c: crc32c(big), createOnly: true };
+
+  it("makes the same object as one from memory", async () => {
+    const store = await open("source");
+    expect(await store.put("memory", big, options)).toMatchObject({ kind: "created" });
+    expect(await store.put("source", sourceOf(big), options)).toMatchObject({ kind: "created" });
+    expect((await store.get("source", null))!.equals(big)).toBe(true);
+    const both = await Promise.all([store.head("memory"), store.head("source")]);
+    expect(both[1]).toMatchObject({ bytes: both[0]!.bytes, etag: both[0]!.etag, crc32c: options.crc32c });
+    expect(await store.put("source", sourceOf(big), options)).toEqual({ kind: "exists" });
+  });
+
+  it("is the same request as one from memory, of known length and not chunked", async () => {
+    const heard: http.IncomingHttpHeaders[] = [];
+    const listener = http.createServer((incoming, outgoing) => {
+      heard.push(incoming.headers);
+      incoming.resume().once("end", () => outgoing.end());
+    });
+    await new Promise<void>((resolve) => listener.listen(0, "127.0.0.1", resolve));
+    try {
+      const endpoint = `http://127.0.0.1:${(listener.address() as AddressInfo).port}`;
+      const store = await open("headers", { nowMs: () => 1.7e12 }, { endpoint });
+      await store.put("x", big, options);
+      await store.put("x", sourceOf(big), options);
+    } finally {
+      listener.closeAllConnections();
+      listener.close();
+    }
+    expect(heard[0]).toMatchObject({ "content-length": String(big.length), "if-none-match": "*" });
+    expect(heard[0]).not.toHaveProperty("transfer-encoding");
+    expect(heard[1]).toEqual(heard[0]);
+  });
+
+  it("ends with the source's own error and no object, and the store goes on", async () => {
+    const store = await open("failing-source");
+    for (const atByte of [0, 100_000, 6_000_000, 12_300_000]) {
+      const error = new Error(`the disk failed at ${atByte}`);
+      await expect(store.put("x", sourceOf(big, { atByte, error }), options)).rejects.toBe(error);
+      expect(await store.head("x")).toBeNull();
+    }
+    expect(await store.put("x", sourceOf(big), options)).toMatchObject({ kind: "created" });
+  });
+
+  it("asks its source for nothing after it failed", async () => {
+    const store = await open("cut-source");
+    proxy.add({ method: "PUT", times: 1, toxic: { kind: "limit_data", bytes: 1_000_000 } });
+    let isOver = false;
+    let askedLate = false;
+    const source = sourceOf(big);
+    const watched = {
+      byteLength: source.byteLength,
+      *slices() {
+        for (const slice of source.slices()) {
+          askedLate ||= isOver;
+          yield slice;
+        }
+      },
+    };
+    const attempt = store.put("x", watched, options).finally(() => {
+      isOver = true;
+    });
+    expect(await storeErrorOf(attempt)).toMatchObject({ kind: "unreachable", remedy: "retry" });
+    expect(await store.put("x", big, options)).toMatchObject({ kind: "created" });
+    expect(askedLate).toBe(false);
   });
 });
 

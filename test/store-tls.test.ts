@@ -61,12 +61,21 @@ it("carries 20 MiB over TLS in slices, with credentials from the environment, th
   const script = `
     const [open, { crc32c }] = await Promise.all([import(process.argv[1]), import(process.argv[2])]);
     const store = await open.openStore(JSON.parse(process.argv[3]));
-    const body = Buffer.alloc(20 * 2 ** 20, "forebay ");
+    const body = Buffer.from(Uint32Array.from({ length: 5 * 2 ** 20 }, (_, i) => i).buffer);
     const put = await store.put("big", body, { crc32c: crc32c(body), createOnly: true });
+    const buffers = [0, 1].map(() => Buffer.alloc(2 ** 19));
+    const source = { byteLength: body.length, *slices() {
+      for (let at = 0; at < body.length; at += 2 ** 19) {
+        const into = buffers[(at / 2 ** 19) % 2];
+        body.copy(into, 0, at);
+        yield into;
+      }
+    } };
+    const sent = await store.put("sent", source, { crc32c: crc32c(body), createOnly: true });
     const again = await store.put("big", body, { crc32c: crc32c(body), createOnly: true });
     const back = await store.get("big", null);
     const { bytes } = await store.head("big");
-    console.log(JSON.stringify({ put: put.kind, again: again.kind, same: back.equals(body), bytes }));
+    console.log(JSON.stringify({ put: put.kind, sent: sent.kind, again: again.kind, same: back.equals(body), bytes }));
     store.close();
   `;
   const dist = new URL("../dist/", import.meta.url);
@@ -79,5 +88,11 @@ it("carries 20 MiB over TLS in slices, with credentials from the environment, th
     ],
     { env: { ...credentialEnv(server), NODE_EXTRA_CA_CERTS: file("cert.pem"), PATH: process.env.PATH } },
   );
-  expect(JSON.parse(stdout)).toEqual({ put: "created", again: "exists", same: true, bytes: 20 * 2 ** 20 });
+  expect(JSON.parse(stdout)).toEqual({
+    put: "created",
+    sent: "created",
+    again: "exists",
+    same: true,
+    bytes: 20 * 2 ** 20,
+  });
 });

@@ -11,6 +11,7 @@ import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { afterEach, beforeEach, describe, expect, it } from "vitest";
 import { makePack, tapNumbers } from "../../test/support/packs.ts";
+import { crc32c } from "../base/checksum.ts";
 import { EXIT } from "../base/errors.ts";
 import { metadataBytesOf } from "../pack/metadata.ts";
 import { packKey } from "../store/keys.ts";
@@ -50,7 +51,7 @@ afterEach(() => rmSync(root, { recursive: true }));
 /** One attempt against the directory store, with some of its calls replaced. */
 async function attempt(
   faults: Partial<Store> = {},
-  options: { traits?: Partial<StoreTraits>; lookFirst?: boolean } = {},
+  options: { traits?: Partial<StoreTraits>; lookFirst?: boolean; crc32c?: number; buffer?: Buffer } = {},
 ): Promise<AttemptOutcome> {
   const through: Store = {
     address: store.address,
@@ -67,12 +68,13 @@ async function attempt(
       batch: 12,
       path,
       expected: { identity: IDENTITY, layout: ours.layout },
+      crc32c: options.crc32c ?? null,
       traits: { ...TRAITS, ...options.traits },
       lookFirst: options.lookFirst ?? false,
     },
     {
       store: through,
-      buffer: Buffer.alloc(ours.bytes.length + 100),
+      buffer: options.buffer ?? Buffer.alloc(ours.bytes.length + 100),
       signal: new AbortController().signal,
       nowMs: () => performance.now(),
     },
@@ -167,7 +169,6 @@ describe("uploadPack", () => {
   });
 
   it("verifies by a matching checksum or ETag without reading the object back", async () => {
-    const { crc32c } = await import("../base/checksum.ts");
     const { createHash } = await import("node:crypto");
     const facts = { crc32c: crc32c(ours.bytes), etag: createHash("md5").update(ours.bytes).digest("hex") };
     for (const verify of ["checksum", "etag"] as const) {
@@ -323,6 +324,168 @@ describe("uploadPack", () => {
     });
     expect(outcome).toMatchObject({ kind: expected, error: { store: { kind } } });
     expect(existsSync(path)).toBe(true);
+  });
+
+  describe("reads while it sends, where the CRC is known and the store has one of its own", () => {
+    /** What a store with checksums does with a source: it keeps the object only if all of it came. */
+    const slicesSent: number[] = [];
+    const withChecksums: Partial<Store> = {
+      put: async (key, body, options) => {
+        if (body instanceof Uint8Array) throw new Error("expected a source");
+        const parts: Buffer[] = [];
+        slicesSent.push(0);
+        for (const slice of body.slices()) {
+          parts.push(Buffer.from(slice));
+          slicesSent[slicesSent.length - 1]! += 1;
+          // The one before the last is free, says the contract: so it may as well be gone.
+          await new Promise(setImmediate);
+        }
+        const bytes = Buffer.concat(parts);
+        expect(bytes.length).toBe(body.byteLength);
+        return store.put(key, bytes, options);
+      },
+      head: async (key) => {
+        const info = await store.head(key);
+        return info && { ...info, crc32c: crc32c(stored()) };
+      },
+      get: async () => {
+        throw new Error("read back");
+      },
+    };
+    /** Of seven bytes or so at a time: many slices, the header in several. */
+    const streamed = () => ({
+      traits: { verify: "checksum" } as const,
+      crc32c: crc32c(ours.bytes),
+      buffer: Buffer.alloc(15),
+    });
+    beforeEach(() => slicesSent.splice(0));
+
+    it("sends the file's bytes through two small buffers, verifies them and deletes the file", async () => {
+      expect(await attempt(withChecksums, streamed())).toEqual({ kind: "committed", how: "created" });
+      expect(slicesSent).toEqual([Math.ceil(ours.bytes.length / 7)]);
+      expect(stored().equals(ours.bytes)).toBe(true);
+      expect(existsSync(path)).toBe(false);
+    });
+
+    it.each([
+      ["the CRC is not known", {}, { verify: "checksum" }],
+      ["the store keeps no checksum", { crc32c: crc32c(ours.bytes) }, { verify: "etag" }],
+      [
+        "the store takes wrong bytes",
+        { crc32c: crc32c(ours.bytes) },
+        { verify: "checksum", refusesWrongChecksum: false },
+      ],
+    ] as const)("reads the whole file first where %s", async (_what, known, traits) => {
+      let body: unknown;
+      const put: Store["put"] = async (...a) => {
+        body = a[1];
+        return store.put(...a);
+      };
+      expect(await attempt({ put }, { ...known, traits })).toEqual({ kind: "committed", how: "created" });
+      expect(body).toBeInstanceOf(Uint8Array);
+    });
+
+    const spoils: [string, () => void, RegExp][] = [
+      ["in its header", () => flip(9), /./],
+      ["in its first sample", () => flip(ours.layout.samples[0]!.startByte), /row 40/],
+      ["in its last byte", () => flip(ours.bytes.length - 1), /row 8/],
+      ["by a byte too few", () => truncateSync(path, ours.bytes.length - 1), /expected \d+ bytes, found/],
+      ["by a byte too many", () => writeFileSync(path, "x", { flag: "a" }), /expected \d+ bytes, found/],
+      ["by another run's pack", () => writeFileSync(path, stranger.bytes), /pack of run abab/],
+      ["by another sound pack of the same batch", () => writeFileSync(path, sibling.bytes), /have the CRC/],
+    ];
+    function flip(byte: number): void {
+      const bytes = readFileSync(path);
+      bytes[byte]! ^= 1;
+      writeFileSync(path, bytes);
+    }
+    it.each(spoils)("never sends the last bytes of a file that is spoiled %s", async (_what, spoil, why) => {
+      spoil();
+      const outcome = await attempt(withChecksums, streamed());
+      expect(outcome).toEqual({ kind: "spoiled", reason: expect.stringMatching(why) });
+      expect(slicesSent[0]).toBeLessThan(Math.ceil(ours.bytes.length / 7));
+      expect([existsSync(objectPath()), existsSync(path)]).toEqual([false, true]);
+    });
+
+    it("takes a whole file for spoiled that has another CRC than the one known beforehand", async () => {
+      const outcome = await attempt(withChecksums, { ...streamed(), crc32c: crc32c(ours.bytes) ^ 1 });
+      expect(outcome).toEqual({
+        kind: "spoiled",
+        reason: expect.stringContaining("should have the CRC-32C"),
+      });
+      expect([existsSync(objectPath()), existsSync(path)]).toEqual([false, true]);
+    });
+
+    it("takes a file for spoiled that shrinks while it is sent", async () => {
+      const put: Store["put"] = (key, body, options) => {
+        if (body instanceof Uint8Array) throw new Error("expected a source");
+        const slices = function* () {
+          for (const slice of body.slices()) {
+            truncateSync(path, ours.bytes.length - 20);
+            yield slice;
+          }
+        };
+        return withChecksums.put!(key, { byteLength: body.byteLength, slices }, options);
+      };
+      const outcome = await attempt({ ...withChecksums, put }, streamed());
+      expect(outcome).toEqual({ kind: "spoiled", reason: expect.stringContaining("the file ends at byte") });
+      expect(existsSync(objectPath())).toBe(false);
+    });
+
+    it("keeps the file when the store's own checksum is another", async () => {
+      const head: Store["head"] = async (key) => ({ ...(await store.head(key))!, crc32c: 1234 });
+      const outcome = await attempt({ ...withChecksums, head, get: (...a) => store.get(...a) }, streamed());
+      expect(outcome).toEqual({ kind: "committed", how: "already" });
+      writeFileSync(path, ours.bytes);
+      putBehindItsBack(ours.bytes.subarray(0, 300));
+      const torn = await attempt({ ...withChecksums, get: (...a) => store.get(...a) }, streamed());
+      expect(torn).toMatchObject({ kind: "blocked", scope: "pack" });
+      expect(existsSync(path)).toBe(true);
+    });
+
+    it("after a lost answer it sends nothing again", async () => {
+      putBehindItsBack(ours.bytes);
+      const outcome = await attempt(withChecksums, { ...streamed(), lookFirst: true });
+      expect(outcome).toEqual({ kind: "committed", how: "ours" });
+      expect([slicesSent, existsSync(path)]).toEqual([[], false]);
+    });
+
+    it("counts reading as disk and the rest of the PUT as upload", async () => {
+      let nowMs = 0;
+      const { seconds } = await uploadPack(
+        {
+          batch: 12,
+          path,
+          expected: { identity: IDENTITY, layout: ours.layout },
+          lookFirst: false,
+          ...streamed(),
+          traits: { ...TRAITS, verify: "checksum" },
+        },
+        {
+          store: {
+            ...store,
+            ...(withChecksums as Store),
+            put: async (...a) => {
+              nowMs += 5_000;
+              return withChecksums.put!(...a);
+            },
+          },
+          buffer: Buffer.alloc(2 * ours.bytes.length),
+          signal: new AbortController().signal,
+          // A second passes between any two looks at the clock.
+          nowMs: () => (nowMs += 1_000),
+        },
+      );
+      // One slice: 1 s of reading within the PUT's 3 s, its own 5 s, and 1 s for the unlink.
+      expect(seconds).toMatchObject({ disk: 2, upload: 7 });
+    });
+
+    it("takes a vanished file for committed only where its object is in the store", async () => {
+      rmSync(path);
+      expect(await attempt(withChecksums, streamed())).toEqual({ kind: "vanished" });
+      putBehindItsBack(ours.bytes);
+      expect(await attempt(withChecksums, streamed())).toEqual({ kind: "committed", how: "ours" });
+    });
   });
 
   it("publishing twice is harmless", async () => {

@@ -1,11 +1,12 @@
 import { createHash } from "node:crypto";
-import { closeSync, constants, fstatSync, openSync, rmSync } from "node:fs";
+import { closeSync, constants, openSync, rmSync } from "node:fs";
 import type { ByteRange } from "../base/bytes.ts";
 import { EXIT, errnoOf, RunError } from "../base/errors.ts";
 import { packKey } from "../store/keys.ts";
-import { type Store, StoreError, type StoreTraits } from "../store/store.ts";
+import { type BodySource, type Store, StoreError, type StoreTraits } from "../store/store.ts";
 import { verifyObject } from "../store/verify-object.ts";
 import { type ErrorWire, toWire } from "./error-wire.ts";
+import { checkSize, FileBody, isStreamed, whySpoiled } from "./file-body.ts";
 import { isOutOfSpace, readExactly } from "./files.ts";
 import { checkPack, FILE_SLICE_BYTES, OBJECT_SLICE_BYTES, type PackExpectation } from "./pack-check.ts";
 
@@ -15,6 +16,8 @@ export interface UploadJob {
   /** The file in ready/. */
   path: string;
   expected: PackExpectation;
+  /** Of the whole file, as it was made or last checked; null where nobody knows. */
+  crc32c: number | null;
   traits: StoreTraits;
   /** An earlier attempt may have reached the store (a lost answer, a crash): HEAD before PUT. */
   lookFirst: boolean;
@@ -50,7 +53,7 @@ export interface AttemptResult {
 
 export interface AttemptTools {
   store: Store;
-  /** At least as long as the pack; holds the file from reading to the end of the PUT. */
+  /** Of bufferBytes in file-body.ts: room for two slices of the file, or for all of it until the PUT has ended. */
   buffer: Buffer;
   signal: AbortSignal;
   /** Monotonic, ms. */
@@ -59,16 +62,17 @@ export interface AttemptTools {
   readTurn?: <T>(read: () => Promise<T>) => Promise<T>;
 }
 
-/** What we are about to publish, from the file's own bytes. */
+/** What we are about to publish: the file's own bytes, checked by now or each before it is sent. */
 interface Own {
-  body: Buffer;
+  body: Uint8Array | BodySource;
   crc32c: number;
   /** Hex; only for stores that are verified by ETag. */
   md5: string | undefined;
 }
 
 /**
- * Read and check the file -> create-only PUT -> verify by a separate request -> delete the file.
+ * Create-only PUT of the file, its bytes checked before or while they are sent -> verify by a separate request ->
+ * delete the file.
  * One attempt with no retries of its own: whatever fails, the file is still there (or in quarantine), and the
  * outcome says what to do. Doing it twice, at any point after any crash, ends in the same committed object.
  */
@@ -88,33 +92,45 @@ export async function uploadPack(job: UploadJob, tools: AttemptTools): Promise<A
   let lookFirst = job.lookFirst;
   const done = (outcome: AttemptOutcome): AttemptResult => ({ outcome, seconds, uploadedBytes });
 
+  let file: FileBody | null = null;
   try {
     let taken = false;
     if (lookFirst || job.traits.publish === "overwrite") {
       // Before the file is read: while the store is down, a try costs one small request.
       taken = (await timed("verify", () => store.head(key, signal))) !== null;
     }
+    let own: Own | { reason: string };
     const { readTurn = (read) => read() } = tools;
-    const own = await readTurn(() => timed("disk", () => readOwn(job, tools.buffer)));
-    if ("reason" in own) return done({ kind: "spoiled", reason: own.reason });
+    if (isStreamed(job.crc32c, job.traits)) {
+      const onRead = (readSeconds: number) => {
+        // Within the PUT's own time.
+        seconds.disk += readSeconds;
+        seconds.upload -= readSeconds;
+      };
+      file = new FileBody({ ...job, ...tools, crc32c: job.crc32c, onRead });
+      own = { body: file, crc32c: job.crc32c, md5: undefined };
+    } else {
+      own = await readTurn(() => timed("disk", () => readOwn(job, tools.buffer)));
+      if ("reason" in own) return done({ kind: "spoiled", reason: own.reason });
+    }
 
+    const { body, crc32c, md5 } = own;
     let how: "created" | "ours" | "already" = "created";
     if (!taken) {
       // From here on the store may hold our object, whatever the answer says.
       lookFirst = true;
       const put = await timed("upload", () =>
-        store.put(key, own.body, {
-          crc32c: own.crc32c,
-          md5: own.md5,
+        store.put(key, body, {
+          crc32c,
+          md5,
           createOnly: job.traits.publish === "create-only",
           signal,
         }),
       );
       if (put.kind === "exists") taken = true;
-      else uploadedBytes = own.body.length;
+      else uploadedBytes = body.byteLength;
     }
-    const { body, crc32c, md5 } = own;
-    const expected = { key, bytes: body.length, crc32c, md5 };
+    const expected = { key, bytes: body.byteLength, crc32c, md5 };
     const stored = await timed("verify", () => verifyObject(store, job.traits, expected, signal));
     if (stored.kind === "missing") {
       return done(again("corrupt-answer", key, "the store accepted the pack but does not have it"));
@@ -129,8 +145,12 @@ export async function uploadPack(job: UploadJob, tools: AttemptTools): Promise<A
     await timed("disk", () => rmSync(job.path, { force: true }));
     return done({ kind: "committed", how });
   } catch (error) {
+    // Found while it was sent: the PUT was broken off before its last bytes.
+    if (file?.spoiled) return done({ kind: "spoiled", reason: file.spoiled });
     if (errnoOf(error) === "ENOENT") return done(await decideVanished(key, job, tools));
     return done(decide(error, job, lookFirst, signal.aborted));
+  } finally {
+    file?.close();
   }
 }
 
@@ -157,7 +177,6 @@ async function readOwn(job: UploadJob, buffer: Buffer): Promise<Own | { reason: 
   const { bytes } = job.expected.layout;
   const fd = openSync(job.path, constants.O_RDONLY | constants.O_NOFOLLOW);
   try {
-    const found = fstatSync(fd).size;
     const body = buffer.subarray(0, bytes);
     let yieldedByte = 0;
     const read = async (startByte: number, endByte: number) => {
@@ -168,14 +187,14 @@ async function readOwn(job: UploadJob, buffer: Buffer): Promise<Own | { reason: 
       }
       return readExactly(fd, body.subarray(startByte, endByte), startByte, job.path);
     };
-    if (found !== bytes) throw spoiled(job.path, `expected ${bytes} bytes, found ${found}`);
+    checkSize(fd, bytes, job.path);
     const crc = await checkPack({ bytes, sliceBytes: FILE_SLICE_BYTES, read }, job.expected, job.path);
     const md5 = job.traits.verify === "etag" ? createHash("md5").update(body).digest("hex") : undefined;
     return { body, crc32c: crc, md5 };
   } catch (error) {
-    if (!(error instanceof RunError) || (error.exit !== EXIT.integrity && error.exit !== EXIT.identity))
-      throw error;
-    return { reason: error.message };
+    const reason = whySpoiled(error);
+    if (reason === null) throw error;
+    return { reason };
   } finally {
     closeSync(fd);
   }
@@ -234,8 +253,4 @@ function again(kind: "corrupt-answer", key: string, message: string): AttemptOut
     error: toWire(error, { op: "verify pack", subject: key, exit: EXIT.store }),
     lookFirst: true,
   };
-}
-
-function spoiled(subject: string, message: string): RunError {
-  return new RunError({ op: "read spool file", subject, message, exit: EXIT.integrity });
 }

@@ -5,6 +5,7 @@ import type { Log } from "../base/log.ts";
 import type { StoreErrorKind, StoreSpec, StoreTraits } from "../store/store.ts";
 import { BufferPool } from "./buffer-pool.ts";
 import { type ErrorWire, fromWire, toWire } from "./error-wire.ts";
+import { bufferBytes, isStreamed } from "./file-body.ts";
 import { workerUrl } from "./files-client.ts";
 import { Limiter, UPLOADS_MAX } from "./limiter.ts";
 import type { RequestSample } from "./metered-store.ts";
@@ -26,7 +27,7 @@ export interface UploaderOptions {
   traits: StoreTraits;
   /** Connections: found by trying, or told. 1 to 1,000. */
   uploads: Uploads;
-  /** Memory for packs in flight over all threads; one larger pack travels alone. */
+  /** Memory for packs in flight over all threads, or for what is read of them; one larger pack travels alone. */
   inflightBytes: number;
   /** Threads. Default: cores, at most 4. */
   threads?: number;
@@ -259,7 +260,8 @@ export class Uploader {
         this.#limiter.observe(nowMs, true);
         break;
       }
-      const buffer = this.#pool.take(entry.expected.layout.bytes);
+      const streamed = isStreamed(entry.pack.crc32c, this.#options.traits);
+      const buffer = this.#pool.take(bufferBytes(entry.expected.layout.bytes, streamed));
       if (!buffer) break;
       this.#start(entry, buffer);
     }
@@ -283,6 +285,7 @@ export class Uploader {
         batch: entry.pack.batch,
         path: entry.pack.path,
         expected: entry.expected,
+        crc32c: entry.pack.crc32c,
         traits: this.#options.traits,
         lookFirst: entry.lookFirst || isProbe,
       },

@@ -20,6 +20,7 @@ import { fsyncDirectory, publishNew, publishReplacing } from "../base/publish.ts
 import { formatAddress } from "./address.ts";
 import { checkKey } from "./keys.ts";
 import {
+  type BodySource,
   type ObjectInfo,
   type OpenedStore,
   type PutOptions,
@@ -53,7 +54,9 @@ export class DirectoryStore implements OpenedStore {
     this.#root = resolve(spec.directory, spec.name);
   }
 
-  async put(key: string, body: Uint8Array, options: PutOptions): Promise<PutOutcome> {
+  async put(key: string, body: Uint8Array | BodySource, options: PutOptions): Promise<PutOutcome> {
+    // A directory is verified by reading back, and whoever sends from a source asks for checksums first.
+    if (!(body instanceof Uint8Array)) throw new Error("a directory takes bytes only, not a source");
     const path = this.#path(key);
     options.signal?.throwIfAborted();
     const crc = crc32c(body);

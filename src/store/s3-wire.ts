@@ -1,11 +1,11 @@
 import { createHash, createHmac } from "node:crypto";
-import { once } from "node:events";
 import * as http from "node:http";
 import * as https from "node:https";
 import type { Socket } from "node:net";
 import { SignatureV4 } from "@smithy/signature-v4";
 import type { Credentials } from "./s3-credentials.ts";
 import { corruptAnswer, errorOfTransport, type RequestFacts } from "./s3-errors.ts";
+import type { BodySource } from "./store.ts";
 
 /** Where the requests for one bucket go, as the SDK resolved it: path or virtual-host style, region, Amazon or not. */
 export interface WireTarget {
@@ -33,7 +33,7 @@ export interface WireRequest {
   query?: Record<string, string>;
   /** Lower-case names. */
   headers?: Record<string, string>;
-  body?: Uint8Array;
+  body?: Uint8Array | BodySource;
   /** Most bytes of a 2xx body that are accepted; larger answers are refused before they are read. */
   answerBytesMax?: number;
   signal?: AbortSignal;
@@ -148,8 +148,11 @@ export class S3Wire {
         signal?.removeEventListener("abort", onAbort);
         finish();
       };
-      const fail = (error: unknown) =>
+      const fail = (error: unknown) => {
+        // Whatever failed: from here on nothing is asked of the body's source, whose memory goes to others.
+        outgoing.destroy();
         settle(() => reject(signal?.aborted ? signal.reason : errorOfTransport(error, facts)));
+      };
 
       watchConnect(outgoing, this.#limits.connectMs);
       outgoing.setTimeout(this.#limits.idleMs, () => outgoing.destroy(timeoutError("silence")));
@@ -171,7 +174,11 @@ export class S3Wire {
           },
         );
       });
-      writeBody(outgoing, body, this.#target.protocol === "https:");
+      writeBody(outgoing, body, this.#target.protocol === "https:").catch((error) => {
+        // The source's own failure. Its last bytes were not sent, so the server has nothing that it could keep.
+        settle(() => reject(signal?.aborted ? signal.reason : error));
+        outgoing.destroy();
+      });
     });
   }
 }
@@ -194,19 +201,31 @@ function watchConnect(outgoing: http.ClientRequest, connectMs: number): void {
   });
 }
 
-function writeBody(outgoing: http.ClientRequest, body: Uint8Array | undefined, encrypted: boolean): void {
-  if (!body || !encrypted || body.byteLength <= TLS_SLICE_BYTES) {
+/** Rejects with what the source of the body throws, and with nothing else: the request's failures are told by "error". */
+async function writeBody(
+  outgoing: http.ClientRequest,
+  body: WireRequest["body"],
+  encrypted: boolean,
+): Promise<void> {
+  if (!body || (body instanceof Uint8Array && !(encrypted && body.byteLength > TLS_SLICE_BYTES))) {
     outgoing.end(body);
     return;
   }
-  const writeSlices = async () => {
-    for (let at = 0; at < body.byteLength && !outgoing.destroyed; at += TLS_SLICE_BYTES) {
-      if (!outgoing.write(body.subarray(at, at + TLS_SLICE_BYTES))) await once(outgoing, "drain");
-    }
-    outgoing.end();
-  };
-  // Its only failure is the request's own, which "error" has already told.
-  writeSlices().catch(() => {});
+  const over = new Promise<void>((resolve) => outgoing.once("close", resolve));
+  const write = (slice: Uint8Array) => new Promise<void>((resolve) => outgoing.write(slice, () => resolve()));
+  let earlier: Promise<void> = Promise.resolve();
+  for (const slice of body instanceof Uint8Array ? cut(body) : body.slices()) {
+    const written = write(slice);
+    // One slice is on its way while the next is made. Not "drain": only the callback says that a buffer is free.
+    await Promise.race([earlier, over]);
+    if (outgoing.destroyed) return;
+    earlier = written;
+  }
+  outgoing.end();
+}
+
+function* cut(body: Uint8Array): Iterable<Uint8Array> {
+  for (let at = 0; at < body.byteLength; at += TLS_SLICE_BYTES) yield body.subarray(at, at + TLS_SLICE_BYTES);
 }
 
 /** The answer's body in one Buffer, its length checked against what the server announced. */

@@ -17,7 +17,7 @@ import {
 } from "./s3-errors.ts";
 import { LIST_BYTES_MAX, type ListPage, readListPage } from "./s3-list.ts";
 import { S3Wire, type WireAnswer, type WireLimits, type WireRequest, type WireTarget } from "./s3-wire.ts";
-import type { ObjectInfo, OpenedStore, PutOptions, PutOutcome, StoreSpec } from "./store.ts";
+import type { BodySource, ObjectInfo, OpenedStore, PutOptions, PutOutcome, StoreSpec } from "./store.ts";
 
 export type S3Spec = Extract<StoreSpec, { kind: "s3" }>;
 
@@ -76,7 +76,7 @@ export class S3Store implements OpenedStore {
     });
   }
 
-  async put(key: string, body: Uint8Array, options: PutOptions): Promise<PutOutcome> {
+  async put(key: string, body: Uint8Array | BodySource, options: PutOptions): Promise<PutOutcome> {
     const facts = this.#facts("put", key);
     const headers: Record<string, string> = {
       "content-type": "application/octet-stream",

@@ -29,6 +29,17 @@ export interface PutOptions {
   signal?: AbortSignal;
 }
 
+/** A body that is not in memory: it is handed over slice by slice while it is sent. */
+export interface BodySource {
+  readonly byteLength: number;
+  /**
+   * The bytes from the first one on: `byteLength` in all, or it throws, then no object is made and `put` rejects with
+   * that very error. When a slice is asked for, the one before the last is no longer used: two buffers in turn do.
+   * It must be quick (a cached file): the thread waits for it. After a failed `put` no slice is asked for any more.
+   */
+  slices(): Iterable<Uint8Array>;
+}
+
 /**
  * Objects under one run's prefix. Keys are relative to it ("packs/0a3/00000012.safetensors").
  * Every call makes one attempt, has a deadline of its own, and throws StoreError; who calls decides on retries.
@@ -36,7 +47,8 @@ export interface PutOptions {
 export interface Store {
   /** The run's address as a person types it: `s3://bucket/prefix/name` or `file:dir/name`. */
   readonly address: string;
-  put(key: string, body: Uint8Array, options: PutOptions): Promise<PutOutcome>;
+  /** Of a store that is verified by its checksums, `body` may be a source. */
+  put(key: string, body: Uint8Array | BodySource, options: PutOptions): Promise<PutOutcome>;
   /** null where there is no such object. */
   head(key: string, signal?: AbortSignal): Promise<ObjectInfo | null>;
   /** The bytes of the range (or all); null where there is no such object. Checks the length it got. */
