@@ -1,10 +1,11 @@
 #!/usr/bin/env node
 // bench eta: how wrong the ETA is, and how often its band holds the true end: over simulated runs, and over the real
 // ones in bench/recordings. Targets: the median within 10 % after 15 % of the tokens, the band true from 10 % on.
-//   --record NAME -- RUN-OPTIONS   first makes a real run (its address and these options) and records it under NAME
+//   --record NAME -- RUN-OPTIONS   first makes a real run (its address and these options) and records it under NAME;
+//                                  the machine should have nothing else to do, or its neighbours are what is measured
 import { spawn } from "node:child_process";
 import { once } from "node:events";
-import { readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -20,6 +21,7 @@ const SCENARIOS = {
   "shuffled, engines the limit": {},
   "longest first, engines the limit": { order: "longest-first" },
   "longest first, much attention": { order: "longest-first", attentionShare: 4e-4, tokensMax: 2_048 },
+  "longest first, costly samples": { order: "longest-first", sampleTokens: 20 },
   "shuffled, link the limit": { uplinkBytesPerS: 4e8 },
   "longest first, link the limit": { order: "longest-first", uplinkBytesPerS: 4e8 },
   "shuffled, few slow batches": { samples: 1_500, engines: 2, tokensPerS: 300, bytesAToken: 1_536 },
@@ -36,7 +38,7 @@ const runs = [
   ...Object.entries(SCENARIOS).flatMap(([name, options]) =>
     Array.from({ length: SEEDS }, (_, seed) => ({ name, recording: simulateRun({ ...options, seed }) })),
   ),
-  ...readdirSync(RECORDINGS)
+  ...(existsSync(RECORDINGS) ? readdirSync(RECORDINGS) : [])
     .filter((file) => file.endsWith(".jsonl"))
     .map((file) => ({
       name: `real: ${file.slice(0, -6)}`,
@@ -130,5 +132,6 @@ async function record(name, runOptions) {
   const startS = events.find(({ kind }) => kind === "computed").startS;
   const head = { startS, slots: 8, attentionShare: 0, totals };
   const lines = [head, ...events.map(({ startS: _, ...event }) => event)].map((line) => JSON.stringify(line));
+  mkdirSync(RECORDINGS, { recursive: true });
   writeFileSync(join(RECORDINGS, `${name}.jsonl`), `${lines.join("\n")}\n`);
 }

@@ -3,16 +3,7 @@
 // taken away, and a test that is meant to notice must fail; with all steps in place it must pass. Exits 1 where a
 // mutant survives, where a test fails without any, or where a step is no longer where this file says it is.
 import { spawnSync } from "node:child_process";
-import {
-  copyFileSync,
-  cpSync,
-  existsSync,
-  mkdirSync,
-  readFileSync,
-  rmSync,
-  symlinkSync,
-  writeFileSync,
-} from "node:fs";
+import { copyFileSync, cpSync, existsSync, readFileSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import ts from "typescript";
 import { ROOT } from "./build.mjs";
@@ -111,7 +102,7 @@ const MUTANTS = [
 ];
 
 /** Below the repository, so that packages are found by walking up. */
-const WORK = join(ROOT, ".cache/mutants");
+const WORK = join(ROOT, `.cache/mutants-${process.pid}`);
 const options = ts.parseJsonConfigFileContent(
   JSON.parse(readFileSync(join(ROOT, "tsconfig.json"), "utf8")),
   ts.sys,
@@ -125,6 +116,7 @@ if (chosen.length === 0)
 
 setupPackages();
 setupS3Servers();
+process.once("exit", () => rmSync(WORK, { recursive: true, force: true }));
 const whole = buildWhole();
 const verdicts = chosen.map((mutant) => {
   const dist = withMutant(whole, mutant);
@@ -134,39 +126,28 @@ const verdicts = chosen.map((mutant) => {
   );
   return verdict;
 });
-if (!process.env.KEEP) rmSync(WORK, { recursive: true, force: true });
 const survived = verdicts.filter(({ ok }) => !ok).length;
 console.log(`${verdicts.length - survived} of ${verdicts.length} mutants caught`);
 process.exitCode = survived > 0 ? 1 : 0;
 
-/** A build of src/ as it is, beside what the program reads of its package. */
+/** A build of a copy of src/, which may change meanwhile, beside what the program reads of its package. */
 function buildWhole() {
-  const dist = join(WORK, "whole/dist");
-  rmSync(WORK, { recursive: true, force: true });
-  mkdirSync(dist, { recursive: true });
-  const { status } = spawnSync(
-    process.execPath,
-    [
-      join(ROOT, "node_modules/typescript/bin/tsc"),
-      "-p",
-      "tsconfig.json",
-      "--outDir",
-      dist,
-      "--sourceMap",
-      "false",
-    ],
-    { cwd: ROOT, stdio: "inherit" },
-  );
+  const directory = join(WORK, "whole");
+  cpSync(join(ROOT, "src"), join(directory, "src"), { recursive: true });
+  copyFileSync(join(ROOT, "tsconfig.json"), join(directory, "tsconfig.json"));
+  furnish(directory);
+  const tsc = join(ROOT, "node_modules/typescript/bin/tsc");
+  const flags = ["-p", directory, "--sourceMap", "false"];
+  const { status } = spawnSync(process.execPath, [tsc, ...flags], { cwd: ROOT, stdio: "inherit" });
   if (status !== 0) throw new Error("src/ does not compile");
-  furnish(dirname(dist));
-  return dist;
+  return join(directory, "dist");
 }
 
 function withMutant(whole, { name, file, find, replace }) {
   const dist = join(WORK, name, "dist");
   cpSync(whole, dist, { recursive: true });
   furnish(dirname(dist));
-  const source = readFileSync(join(ROOT, "src", file), "utf8");
+  const source = readFileSync(join(dirname(whole), "src", file), "utf8");
   if (source.split(find).length !== 2) {
     throw new Error(
       `${name}: expected "${find}" once in src/${file}: the step has moved, so move the mutant too`,
@@ -200,7 +181,10 @@ function judge({ test }, dist) {
   const mutant = run(test, dist);
   return mutant.failed > 0
     ? { ok: true, text: `by ${test[0]}, "${mutant.title}"` }
-    : { ok: false, text: `${test[0]} passes without that step` };
+    : {
+        ok: false,
+        text: mutant.passed > 0 ? `${test[0]} passes without that step` : `no test ran: ${mutant.why}`,
+      };
 }
 
 function run([file, title], dist) {

@@ -332,7 +332,7 @@ describe("a dataset", () => {
     ],
   ])("%s", async (title, make, expected) => {
     const dataset = await make();
-    const more = title.includes("--rows") ? { rows: "5:9" } : {};
+    const more: Record<string, string> = title.includes("--rows") ? { rows: "5:9" } : {};
     await refused(run({ dataset, ...more }), { where: dataset, ...expected });
   });
 

@@ -15,6 +15,8 @@ export interface SimulatedRun {
   attentionShare?: number;
   noise?: number;
   wander?: number;
+  /** What each sample costs beside its tokens, in tokens. */
+  sampleTokens?: number;
   uplinkBytesPerS?: number;
   spoolBytes?: number;
   engineLostAt?: number | null;

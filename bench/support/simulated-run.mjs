@@ -40,6 +40,7 @@ export function simulateRun(options) {
     attentionShare = 2e-5,
     noise = 0.08,
     wander = 0.03,
+    sampleTokens = 0,
     uplinkBytesPerS = 2e9,
     spoolBytes = 4e9,
     engineLostAt = null,
@@ -54,11 +55,11 @@ export function simulateRun(options) {
 
   const totalTokens = batches.reduce((sum, batch) => sum + batch.tokens, 0);
   const events = [];
-  let [spooled, linkFreeS, blockedSlotS, wandering, tokensOut] = [0, 0, 0, 0, 0];
+  let [spooled, linkFreeS, linkBusyS, blockedSlotS, tokensOut] = [0, 0, 0, 0, 0];
+  let [wandering, linkWandering] = [0, 0];
   /** When spool bytes come free, in order. */
   const releases = [];
   const free = Array.from({ length: engines }, (_, engine) => ({ engine, atS: 20 + random() }));
-  let slower = 1;
   for (const batch of batches) {
     free.sort((a, b) => a.atS - b.atS);
     const engine = free[0];
@@ -71,20 +72,24 @@ export function simulateRun(options) {
     }
     while (releases.length > 0 && releases[0].atS <= startS) spooled -= releases.shift().bytes;
     blockedSlotS += startS - engine.atS;
-    wandering = 0.98 * wandering + wander * Math.sqrt(1 - 0.98 ** 2) * normal(random);
+    wandering = drifted(wandering, wander, random);
+    linkWandering = drifted(linkWandering, wander, random);
     if (engineLostAt !== null && tokensOut > engineLostAt * totalTokens && free.length === engines) {
       free.pop();
-      slower = 1;
     }
-    const linear = (batch.tokens + attentionShare * batch.tokensSquared) / tokensPerS;
-    const endS = startS + linear * slower * Math.exp(noise * normal(random) + wandering);
+    const cost = batch.tokens + attentionShare * batch.tokensSquared + sampleTokens * batch.samples;
+    const linear = cost / tokensPerS;
+    const endS = startS + linear * Math.exp(noise * normal(random) + wandering);
     engine.atS = endS;
     tokensOut += batch.tokens;
     spooled += bytes;
-    linkFreeS = Math.max(linkFreeS, endS) + bytes / uplinkBytesPerS;
+    const sendS = (bytes / uplinkBytesPerS) * Math.exp(noise * normal(random) + linkWandering);
+    linkFreeS = Math.max(linkFreeS, endS) + sendS;
+    linkBusyS += sendS;
     releases.push({ atS: linkFreeS + 0.2, bytes });
     events.push({ kind: "computed", atS: endS, ...batch, bytes, blockedS: blockedSlotS / engines });
-    events.push({ kind: "verified", atS: linkFreeS + 0.2, bytes });
+    const starvedS = Math.max(0, linkFreeS - 20 - linkBusyS);
+    events.push({ kind: "verified", atS: linkFreeS + 0.2, bytes, starvedS });
   }
   events.sort((a, b) => a.atS - b.atS);
   return {
@@ -96,29 +101,24 @@ export function simulateRun(options) {
       tokensSquared: batches.reduce((sum, batch) => sum + batch.tokensSquared, 0),
       bytes: totalTokens * bytesAToken,
     },
-    events: withStarved(events, uplinkBytesPerS),
+    events,
   };
 }
 
-/** Adds to each verified pack how long the link has had nothing to send so far. */
-function withStarved(events, uplinkBytesPerS) {
-  let [busyS, first] = [0, null];
-  return events.map((event) => {
-    if (event.kind !== "verified") return event;
-    first ??= 20;
-    busyS += event.bytes / uplinkBytesPerS;
-    return { ...event, starvedS: Math.max(0, event.atS - first - busyS) };
-  });
+/** Slow changes that come and go: heat, neighbours. */
+function drifted(value, wander, random) {
+  return 0.98 * value + wander * Math.sqrt(1 - 0.98 ** 2) * normal(random);
 }
 
 function batchesOf(lengths, batchTokens) {
   const batches = [];
-  let current = { tokens: 0, tokensSquared: 0 };
+  let current = { samples: 0, tokens: 0, tokensSquared: 0 };
   for (const length of lengths) {
     if (current.tokens > 0 && current.tokens + length > batchTokens) {
       batches.push(current);
-      current = { tokens: 0, tokensSquared: 0 };
+      current = { samples: 0, tokens: 0, tokensSquared: 0 };
     }
+    current.samples += 1;
     current.tokens += length;
     current.tokensSquared += length * length;
   }

@@ -295,7 +295,7 @@ function spreadOf(
   const costSeen = cost.primary + cost.secondary * lengthSeen;
   const costLeft = cost.primary + cost.secondary * lengthLeft;
   const stretch = lengthSeen > 0 && lengthLeft > 0 ? Math.abs(Math.log2(lengthLeft / lengthSeen)) : 0;
-  const unlike = 0.5 * Math.abs(costLeft / costSeen - 1) + 0.015 * stretch;
+  const unlike = 0.5 * Math.abs(costLeft / costSeen - 1) + 0.03 * stretch;
 
   // Batches that end together make any single look early or late by up to one round of them.
   const rounds = left.slots / Math.max(1, left.batches) / Math.sqrt(12);

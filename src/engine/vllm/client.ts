@@ -157,7 +157,7 @@ export class VllmClient {
       return await this.#send(method, path, body);
     } catch (error) {
       if (error instanceof VllmError) throw error;
-      throw serverGone(`no answer from the vLLM server at ${this.url}: ${(error as Error).message}`, error);
+      throw serverGone(`no answer from the vLLM server at ${this.url}: ${(error as Error).message}`);
     }
   }
 

@@ -8,8 +8,8 @@ export type Failure = Pick<ErrorAnswer, "kind" | "errno" | "message" | "retry">;
 export class VllmError extends Error {
   readonly failure: Failure;
 
-  constructor(failure: Failure, cause?: unknown) {
-    super(failure.message, cause === undefined ? undefined : { cause });
+  constructor(failure: Failure) {
+    super(failure.message);
     this.name = "VllmError";
     this.failure = failure;
   }
@@ -21,8 +21,8 @@ export function refused(message: string): VllmError {
 }
 
 /** The server is gone or its engine is dead. Says nothing about any row: many were open. */
-export function serverGone(message: string, cause?: unknown): VllmError {
-  return new VllmError({ kind: "crash", errno: null, message, retry: "restart" }, cause);
+export function serverGone(message: string): VllmError {
+  return new VllmError({ kind: "crash", errno: null, message, retry: "restart" });
 }
 
 /** The connector's file is missing, cut or locked, or its folder is too small. */

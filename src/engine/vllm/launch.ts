@@ -17,7 +17,7 @@ export interface LaunchOptions {
 }
 
 /** What the server of --serve calls the model. */
-export const SERVED_NAME = "forebay";
+const SERVED_NAME = "forebay";
 
 /**
  * The ids that vLLM calls `taps` by: id k+1 is the output of block k, before the final norm even for the last.
