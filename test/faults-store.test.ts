@@ -81,7 +81,7 @@ describe("a store that", () => {
 
   test("says it has a pack that it does not have: no spool file goes before a separate request found it", async () => {
     const { run, proxy } = await open("lies");
-    const lie = proxy.add({ toxic: { kind: "status", status: 200 }, method: "PUT", path: PACK, times: 3 });
+    const lie = proxy.add({ toxic: { kind: "swallow" }, method: "PUT", path: PACK, times: 3 });
     const ended = await startRun(run).ended;
     expect(ended.code, ended.stderr).toBe(0);
     expect(lie.hits).toBe(3);

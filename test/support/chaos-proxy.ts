@@ -1,3 +1,4 @@
+import { createHash } from "node:crypto";
 import * as http from "node:http";
 import * as https from "node:https";
 import type { AddressInfo, Socket } from "node:net";
@@ -23,6 +24,8 @@ export type Toxic =
   | { kind: "status"; status: number; code?: string; retryAfterS?: number; html?: boolean }
   /** 200 with S3's <Error> as the body. */
   | { kind: "error_in_200"; code: string }
+  /** The store never hears of it, and the client is told that it is done. */
+  | { kind: "swallow" }
   /** The store does it, and the answer is lost. */
   | { kind: "lost_response" }
   | { kind: "wrong_etag" }
@@ -242,6 +245,16 @@ class Exchange {
       case "error_in_200":
         await this.#body();
         return this.#answer(madeUp({ kind: "status", status: 200, code: toxic.code }));
+      case "swallow": {
+        const etag = `"${createHash("md5")
+          .update(await this.#body())
+          .digest("hex")}"`;
+        return this.#answer({
+          status: 200,
+          headers: { date: new Date().toUTCString(), etag },
+          body: Buffer.alloc(0),
+        });
+      }
       case "lost_response":
         await this.#forward(await this.#body());
         socket.resetAndDestroy();

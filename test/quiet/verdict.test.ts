@@ -3,12 +3,12 @@ import { writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
 import { beforeAll, describe, expect, type TestContext, test, vi } from "vitest";
-import type { StatusDocument } from "../src/run/status.ts";
-import { mulberry32 } from "./support/chaos-proxy.ts";
-import { DEMO, Machine } from "./support/program.ts";
-import { credentialEnv, freePorts, makeBucket, type S3Server } from "./support/servers.ts";
-import { sharedS3 } from "./support/shared-s3.ts";
-import { type Limits, startSlowStore } from "./support/slow-store.ts";
+import type { StatusDocument } from "../../src/run/status.ts";
+import { mulberry32 } from "../support/chaos-proxy.ts";
+import { DEMO, Machine } from "../support/program.ts";
+import { credentialEnv, freePorts, makeBucket, type S3Server } from "../support/servers.ts";
+import { sharedS3 } from "../support/shared-s3.ts";
+import { type Limits, startSlowStore } from "../support/slow-store.ts";
 
 /**
  * Real runs, each slowed at one place: the page's verdict names it, and its advice, when followed, helps. Times are
