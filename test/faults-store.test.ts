@@ -203,6 +203,16 @@ test("a store that stays away: --max-blocked gives up with 75, and the same comm
   await expectWhole(run, expected);
 });
 
+test("a pack that is spoiled in the spool is found while it is read for the store, kept aside, and made again", async () => {
+  const { run } = await open("spoiled");
+  const ended = await startRun(run, ...sickEngines({ mode: "flip", once: run.machine.path("flipped-once") }))
+    .ended;
+  expect(ended.code, ended.stderr).toBe(0);
+  expect(events(run, "batch.requeued").length).toBe(1);
+  expect(readdirSync(run.machine.path("spool/quarantine")).length).toBe(1);
+  expect(await packsOf(run)).toEqual(expected);
+});
+
 // These wait for the program's own long pauses (30 s of silence, a minute between questions): side by side.
 describe.concurrent("a store that in the long run", { timeout: 300_000 }, () => {
   test("throttles, fails and answers errors in 200: slower, and whole", async () => {
