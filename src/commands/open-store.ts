@@ -1,7 +1,6 @@
-import type { RunError } from "../base/errors.ts";
-import { makeLog } from "../base/log.ts";
+import { silentLog } from "../base/log.ts";
 import { openStore } from "../store/open.ts";
-import { withRetries } from "../store/retry.ts";
+import { patientStore } from "../store/patient-store.ts";
 import type { OpenedStore, StoreSpec } from "../store/store.ts";
 import { type Io, say } from "./io.ts";
 
@@ -16,34 +15,15 @@ export async function withStore<T>(
 ): Promise<T> {
   const store = await openStore(spec);
   try {
-    return await use(patient(store, io));
+    return await use(
+      patientStore(store, {
+        deadlineMs: RETRY_MS_MAX,
+        log: silentLog,
+        random: Math.random,
+        onRetry: (error) => say(io, `the store: ${error.message}; trying again`),
+      }),
+    );
   } finally {
     store.close();
   }
-}
-
-/** The same store, whose single reads are tried again where the failure passes by itself. */
-function patient(store: OpenedStore, io: Io): OpenedStore {
-  const log = makeLog([], Date.now);
-  const again = <T>(attempt: () => Promise<T>, signal: AbortSignal | undefined) =>
-    withRetries(attempt, {
-      signal,
-      deadlineMs: RETRY_MS_MAX,
-      log,
-      random: Math.random,
-      onRetry: (error: RunError) => say(io, `the store: ${error.message}; trying again`),
-    });
-  return new Proxy(store, {
-    get(target, property) {
-      if (property === "head") {
-        return (key: string, signal?: AbortSignal) => again(() => target.head(key, signal), signal);
-      }
-      if (property === "get") {
-        return (...[key, range, signal]: Parameters<OpenedStore["get"]>) =>
-          again(() => target.get(key, range, signal), signal);
-      }
-      const value = Reflect.get(target, property, target);
-      return typeof value === "function" ? value.bind(target) : value;
-    },
-  });
 }

@@ -1,6 +1,7 @@
 import { batchBytes, batchCount, type Plan, planTotals } from "../plan/plan.ts";
 import { assertBudget, Spool } from "../spool/spool.ts";
 import { openStore } from "../store/open.ts";
+import { patientStore } from "../store/patient-store.ts";
 import { type RetryOptions, withRetries } from "../store/retry.ts";
 import type { OpenedStore } from "../store/store.ts";
 import { claimPart, isOfPart } from "./lease.ts";
@@ -45,10 +46,11 @@ export async function openRun(
   const patience = startPatience(tools);
   assertAttachments(options.attachments);
   board.phase("planning", "opening the store");
-  const store = await openStore(options.spec);
-  closers.push(() => store.close());
+  const opened = await openStore(options.spec);
+  closers.push(() => opened.close());
   // A wrong --endpoint looks like a store that is down: a person hears of it soon, a keeper starts us again.
-  await withRetries(() => store.check(stop), { ...patience, deadlineMs: CHECK_RETRY_MS_MAX });
+  await withRetries(() => opened.check(stop), { ...patience, deadlineMs: CHECK_RETRY_MS_MAX });
+  const store = patientStore(opened, patience);
 
   const prepared = await prepareRun(options.request, {
     store,
@@ -86,12 +88,11 @@ export async function openRun(
   const tally = new Tally(plan, options.part, holdings.committed);
   // What the plan skips belongs to no batch: the first part tells of it.
   board.opened(runId, tally, options.part.index === 1 ? plan.skippedRows.length : 0);
-  const skipsOf = (batches: number[]) => withRetries(() => readSkips(store, batches, stop), patience);
   const committedSkips = holdings.withSkips.filter((batch) => holdings.committed[batch]);
   const ours = committedSkips.filter((batch) => isOfPart(batch, options.part));
-  const skippedBefore = await skipsOf(ours);
+  const skippedBefore = await readSkips(store, ours, stop);
   board.skipped(skippedBefore);
-  return { store, prepared, runId, spool, holdings, tally, skippedBefore: skippedBefore.length };
+  return { store: opened, prepared, runId, spool, holdings, tally, skippedBefore: skippedBefore.length };
 }
 
 /** What the store holds of the plan now. */

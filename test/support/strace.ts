@@ -10,7 +10,7 @@ export interface Call {
   args: string;
 }
 
-/** Runs the program under strace with these options of its own, which write to `output`. */
+/** Runs the program under strace with these options of strace's; the calls are written to `output`. */
 export function runTraced(
   machine: Machine,
   args: string[],
@@ -18,11 +18,11 @@ export function runTraced(
   output: string,
 ): Promise<Ended> {
   if (spawnSync("strace", ["-V"]).error) throw new Error("strace is not installed: apt-get install strace");
-  const child = spawn(
-    "strace",
-    ["-f", "-y", "--seccomp-bpf", "-o", output, ...options, process.execPath, CLI, ...args],
-    { cwd: machine.path("work"), env: machine.env, stdio: ["ignore", "pipe", "pipe"] },
-  );
+  const child = spawn("strace", ["-f", "-y", "-o", output, ...options, process.execPath, CLI, ...args], {
+    cwd: machine.path("work"),
+    env: machine.env,
+    stdio: ["ignore", "pipe", "pipe"],
+  });
   const out = { stdout: "", stderr: "" };
   child.stdout.on("data", (piece: Buffer) => (out.stdout += piece.toString("utf8")));
   child.stderr.on("data", (piece: Buffer) => (out.stderr += piece.toString("utf8")));
