@@ -1,4 +1,4 @@
-import { existsSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { afterAll, afterEach, beforeAll, describe, expect, test } from "vitest";
 import { type SmallDisk, smallDisk } from "./support/disks.ts";
@@ -35,23 +35,31 @@ afterEach(async () => {
 afterAll(() => reference?.machine.remove());
 
 describe("a spool on a small disk", () => {
-  test("that others fill: no crash, blocked with the reason, and on by itself once there is room", async () => {
-    run = faultyRun("filled", null);
-    disk = smallDisk(run.machine.path("spool"), "2m");
-    const running = startRun(run, ...sickEngines({ delayMs: 300 }));
-    await logged(run, running, "batch.committed");
-    // Beside the spool's own folders; in it, because the disk has no other place.
-    const other = join(disk.path, "quarantine/other");
-    fill(other);
-    const blocked = await statusWhere(run, running, ({ run: { state } }) => state === "blocked");
-    expect(blocked.run.reason).toMatch(/disk/);
-    expect(blocked.run.action).toMatch(/free disk space/);
-    rmSync(other);
-    const ended = await running.ended;
-    expect(ended.code, ended.stderr).toBe(0);
-    expect(events(run, "engine.hello").length).toBe(1);
-    await expectWhole(run, expected);
-  });
+  test.each([
+    ["bytes", "2m", "batch.committed", fill],
+    ["inodes", "8m,nr_inodes=40", "spool.opened", fillInodes],
+  ])(
+    "whose %s others use up: no crash, blocked with the reason, and on by itself once there is room",
+    async (what, size, event, use) => {
+      run = faultyRun(`filled-${what}`, null);
+      disk = smallDisk(run.machine.path("spool"), size);
+      const running = startRun(run, ...sickEngines({ delayMs: 300 }));
+      // While the run has files there it lives on the inodes that it frees itself: they must go before it has any.
+      await logged(run, running, event);
+      // In one of the spool's own folders, because the disk has no other place.
+      const others = join(disk.path, "quarantine/others");
+      mkdirSync(others);
+      use(others);
+      const blocked = await statusWhere(run, running, ({ run: { state } }) => state === "blocked");
+      expect(blocked.run.reason).toMatch(/disk/);
+      expect(blocked.run.action).toMatch(/free disk space/);
+      rmSync(others, { recursive: true });
+      const ended = await running.ended;
+      expect(ended.code, ended.stderr).toBe(0);
+      expect(events(run, "engine.hello").length).toBe(1);
+      await expectWhole(run, expected);
+    },
+  );
 
   test("that becomes read-only ends the run with exit 8 and the path; mended, the same command goes on", async () => {
     run = faultyRun("frozen", null);
@@ -75,17 +83,16 @@ describe("a spool on a small disk", () => {
 test("a store directory that is full: blocked, a stop is graceful even so, and the same command goes on", async () => {
   run = faultyRun("store-full", null);
   disk = smallDisk(run.machine.path("store"), "1m");
-  const other = join(disk.path, "other");
   const running = startRun(run, ...sickEngines({ delayMs: 200 }));
   await logged(run, running, "batch.committed");
-  fill(other);
+  fill(disk.path);
   const blocked = await statusWhere(run, running, ({ run: { state } }) => state === "blocked");
   expect(blocked.run.reason).toMatch(/full/);
   running.child.kill("SIGTERM");
   const stopped = await running.ended;
   expect(stopped.code, stopped.stderr).toBe(143);
   expect(readdirSync(run.machine.path("spool/ready")).length).toBeGreaterThan(0);
-  rmSync(other);
+  rmSync(join(disk.path, "other"));
   const later = await startRun(run).ended;
   expect(later.code, later.stderr).toBe(0);
   await expectWhole(run, expected);
@@ -120,13 +127,22 @@ describe("a pack in ready/ that a power cut spoiled", () => {
   );
 });
 
-function fill(path: string): void {
+function fill(directory: string): void {
+  const path = join(directory, "other");
   for (let bytes = 2 ** 20; bytes >= 512; bytes /= 2) {
     try {
       for (;;) writeFileSync(path, Buffer.alloc(bytes), { flag: "a" });
     } catch {
       // No room for so much: try half of it.
     }
+  }
+}
+
+function fillInodes(directory: string): void {
+  try {
+    for (let i = readdirSync(directory).length; ; i += 1) writeFileSync(join(directory, String(i)), "");
+  } catch {
+    // None left.
   }
 }
 

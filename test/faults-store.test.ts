@@ -146,6 +146,9 @@ test("an object that somebody else puts under one of our keys meanwhile is named
   const stored = await packsOf(run);
   expect(stored.get(key)).toBe(createHash("sha256").update(alien).digest("hex"));
   expect(stored.size).toBe(expected.size);
+  const verified = await run.machine.run(["verify", run.address, "--json", "--endpoint", server.endpoint]);
+  expect(verified.code, verified.stderr).toBe(9);
+  expect(JSON.parse(verified.stdout)).toMatchObject({ ok: false, faults: [{ key }] });
 });
 
 test("a slow store: the spool never holds more than --spool-bytes, and the engines wait", async () => {

@@ -32,7 +32,7 @@ beforeAll(async () => {
 afterAll(() => machine?.remove());
 
 test(`${KILLS} seeded SIGKILLs in every phase lose no row, double none, change no byte`, {
-  timeout: 400_000,
+  timeout: 400_000 + KILLS * 10_000,
 }, async () => {
   console.log(`seed ${SEED}: FOREBAY_TEST_SEED=${SEED} repeats it`);
   const random = mulberry32(SEED);

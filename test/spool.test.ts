@@ -123,6 +123,16 @@ describe("opening a spool", () => {
     await opened(directory);
   });
 
+  it("takes over a spool of another run in which no pack waits", async () => {
+    const directory = join(root, "spool");
+    await (await openSpool(directory)).close();
+    writeFileSync(join(directory, "parts/00000009.0.part"), "half");
+    const theirs = await openSpool(directory, { owner: { runId: "cd".repeat(32), part: "1/1" } });
+    expect(readdirSync(join(directory, "parts"))).toEqual([]);
+    expect(theirs.takeFound()).toEqual([]);
+    await theirs.close();
+  });
+
   it("refuses a spool of another run or part and changes nothing in it", async () => {
     const directory = join(root, "spool");
     const mine = await openSpool(directory);

@@ -192,7 +192,7 @@ export class BatchLoop {
         await this.#giveBack(batch, null);
         return;
       case "no-space":
-        await this.#giveBack(batch, outcome.reason);
+        await this.#giveBack(batch, `an engine found the disk full: ${outcome.reason}`);
         return;
       case "states":
         await this.#finish(outcome);

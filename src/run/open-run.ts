@@ -30,8 +30,8 @@ export interface Opened {
   skippedBefore: number;
 }
 
-/** Lets one thing go at the end of a run; `isDone`: every batch is committed. */
-export type Closer = (ending: { isDone: boolean }) => Promise<void> | void;
+/** Lets one thing go at the end of a run, however it ends. */
+export type Closer = () => Promise<void> | void;
 
 /**
  * Opens store, inputs, plan and spool, and counts what is there, in an order in which each refusal leaves the store
@@ -77,7 +77,8 @@ export async function openRun(
     log,
     nowMs: tools.nowMs,
   });
-  closers.push(({ isDone }) => spool.close({ release: isDone }));
+  // Where no pack waits in it, the directory is free again, also after a refusal or a stop.
+  closers.push(() => spool.close({ release: true }));
 
   board.phase("planning", "listing what the store holds");
   const holdings = await listRun(store, plan, patience);

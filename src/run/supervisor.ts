@@ -45,7 +45,6 @@ export class Supervisor {
   /** Aborted with the error that ends the run. */
   readonly #failed = new AbortController();
   readonly #closers: Closer[] = [];
-  #isDone = false;
   #heartbeat: Heartbeat | null = null;
   #loop: BatchLoop | null = null;
   #spool: Spool | null = null;
@@ -291,7 +290,6 @@ export class Supervisor {
   }
 
   #done(): Ending {
-    this.#isDone = true;
     return { exit: this.#tools.board.skippedCount > 0 ? EXIT.doneWithSkips : EXIT.done, reason: null };
   }
 
@@ -354,7 +352,7 @@ export class Supervisor {
   async #letGo(): Promise<void> {
     this.#spool = null;
     this.#blocked.close();
-    for (const close of this.#closers.reverse()) await close({ isDone: this.#isDone });
+    for (const close of this.#closers.reverse()) await close();
   }
 }
 

@@ -104,7 +104,7 @@ function makeDirectory(path: string): void {
 
 /**
  * Takes a locked directory into use: checks the owner, drops what was half written, and returns what is ready.
- * Refuses (exit locked) a spool of another run or part, with everything in it as it was.
+ * Refuses (exit locked) a spool in which packs of another run or part wait, with everything in it as it was.
  */
 export function claimDirectory(options: { path: string; owner: SpoolOwner }): {
   ready: SpoolFile[];
@@ -113,17 +113,15 @@ export function claimDirectory(options: { path: string; owner: SpoolOwner }): {
 } {
   const { path, owner } = options;
   const found = readOwner(path);
-  if (found && (found.runId !== owner.runId || found.part !== owner.part)) {
-    const ready = existsSync(join(path, "ready")) ? readdirSync(join(path, "ready")).length : 0;
+  const ready = existsSync(join(path, "ready")) ? readdirSync(join(path, "ready")).length : 0;
+  // Without a pack there is nothing of theirs to lose: what an engine was writing is nobody's, the lock is ours.
+  if (ready > 0 && found && (found.runId !== owner.runId || found.part !== owner.part)) {
     throw new RunError({
       op: "open spool",
       subject: path,
       message: `the spool belongs to run ${found.runId}, part ${found.part}; this is run ${owner.runId}, part ${owner.part}`,
       safe: "nothing was changed",
-      hint:
-        ready > 0
-          ? `give this run another --spool directory, or resume that run first: ${ready} of its packs are not in the store yet`
-          : `give this run another --spool directory, or remove this one: no pack waits in it (rm -r ${path})`,
+      hint: `give this run another --spool directory, or resume that run first: ${ready} of its packs are not in the store yet`,
       exit: EXIT.locked,
     });
   }

@@ -68,7 +68,9 @@ export function isOwnKey(key: string): boolean {
     key === INDEX_FILE ||
     /^plan-[0-9a-f]{16}\.safetensors$/.test(key) ||
     /^status\/\d+-of-\d+\.json$/.test(key) ||
-    /^(inputs|checkpoints)\/[^/]/.test(key)
+    /^(inputs|checkpoints)\/[^/]/.test(key) ||
+    // Left by a start that was killed at its probe; the next probes remove it.
+    /^probe\/[0-9a-f]{16}\/\d+$/.test(key)
   );
 }
 

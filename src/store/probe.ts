@@ -15,6 +15,7 @@ const WRITERS = 16;
 export async function probeStore(store: OpenedStore, options: RetryOptions): Promise<StoreTraits> {
   const probe = new Probe(store, options);
   await probe.try((signal) => store.check(signal));
+  await removeLeftovers(store);
   try {
     const createOnly = (await secondPutIsRefused(probe)) && (await oneWriterWins(probe));
     const refusesWrongChecksum = await wrongChecksumIsRefused(probe);
@@ -28,6 +29,20 @@ export async function probeStore(store: OpenedStore, options: RetryOptions): Pro
     });
   } finally {
     await probe.cleanUp();
+  }
+}
+
+/** A probe takes seconds; what is so old was left by one that was killed, and no other machine is at it. */
+const LEFTOVER_MS_MIN = 60 * 60_000;
+
+async function removeLeftovers(store: OpenedStore): Promise<void> {
+  try {
+    for await (const { key, lastModifiedMs, serverDateMs } of store.list("probe/")) {
+      if (lastModifiedMs === null || serverDateMs === null) continue;
+      if (serverDateMs - lastModifiedMs > LEFTOVER_MS_MIN) await store.delete(key);
+    }
+  } catch {
+    // They harm nobody; the next start tries again.
   }
 }
 

@@ -43,7 +43,8 @@ describe.each([
   let expected: Map<string, string>;
   beforeAll(async () => {
     const reference = subject(store, "reference");
-    expect(await machine.run(runArgs(reference))).toMatchObject({ code: 0 });
+    const ended = await machine.run(runArgs(reference));
+    expect(ended.code, ended.stderr).toBe(0);
     expected = await stored(store, "reference");
     expect(expected.size).toBe(3);
   });

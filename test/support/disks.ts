@@ -9,7 +9,7 @@ export interface SmallDisk {
   remove(): void;
 }
 
-/** A tmpfs of `size` ("1m") mounted at `path`. Needs root: throws what to do without. */
+/** A tmpfs of `size` ("1m", or with more options) mounted at `path`. Needs root: throws what to do without. */
 export function smallDisk(path: string, size: string): SmallDisk {
   if (process.getuid?.() !== 0)
     throw new Error("mounting a small tmpfs needs root: run the tests in a container");
