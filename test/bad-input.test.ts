@@ -239,7 +239,7 @@ describe("a dataset", () => {
       return directory;
     };
 
-  test.each<[string, () => string | Promise<string>, Omit<Expected, "where"> & { where?: string }]>([
+  test.each<[string, () => string, Omit<Expected, "where"> & { where?: string }]>([
     [
       "that is not there",
       () => machine.path("no-data"),
@@ -290,9 +290,9 @@ describe("a dataset", () => {
     ],
     [
       "without input_ids (Parquet)",
-      async () => {
+      () => {
         const filename = machine.path("column.parquet");
-        await parquetWriteFile({
+        parquetWriteFile({
           filename,
           columnData: [{ name: "text", data: ["a", "b"], type: "STRING" }],
         });
@@ -331,7 +331,7 @@ describe("a dataset", () => {
       { code: 78, what: /^line 3 /, next: "sed -n '3p' FILE" },
     ],
   ])("%s", async (title, make, expected) => {
-    const dataset = await make();
+    const dataset = make();
     const more: Record<string, string> = title.includes("--rows") ? { rows: "5:9" } : {};
     await refused(run({ dataset, ...more }), { where: dataset, ...expected });
   });

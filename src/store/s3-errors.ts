@@ -139,7 +139,7 @@ function judge(answer: S3Answer, request: RequestFacts): Verdict {
         message: answer.code
           ? "the store denies this"
           : "the store denies this, or does not know the credentials",
-        hint: `the credentials need s3:GetObject, PutObject, DeleteObject and ListBucket on "${request.bucket}"`,
+        hint: `${answer.code ? "the credentials" : "check AWS_ACCESS_KEY_ID or --profile; they"} need s3:GetObject, PutObject, DeleteObject and ListBucket on "${request.bucket}"`,
       };
     case "no-bucket":
       return noBucket(answer, request);

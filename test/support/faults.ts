@@ -42,7 +42,7 @@ export function faultyRun(
   return { ...common, address: `s3://${bucket}/p/${name}`, endpoint, server, bucket };
 }
 
-export function machineWithRows(server: S3Server | null): Machine {
+function machineWithRows(server: S3Server | null): Machine {
   const machine = new Machine(server ? credentialEnv(server) : {});
   writeRows(machine, ROWS, mulberry32(1));
   return machine;
