@@ -1,10 +1,24 @@
+import { crc32c as portable } from "@node-rs/crc32";
 import fc from "fast-check";
 import { expect, test } from "vitest";
 import { crc32c, crc32cCombine, crcFromBase64, crcFromHex, crcToBase64, crcToHex } from "./checksum.ts";
+import { loadFast } from "./crc32c.ts";
 
 test("the CRC is Castagnoli's: RFC 3720's check value and its 32 zero bytes", () => {
   expect(crcToHex(crc32c(Buffer.from("123456789")))).toBe("e3069283");
   expect(crcToHex(crc32c(Buffer.alloc(32)))).toBe("8a9136aa");
+});
+
+test("long inputs, which the fast implementation takes, have the same CRC, whole and in pieces of any alignment", () => {
+  expect(loadFast()).not.toBeNull();
+  const bytes = Buffer.alloc(300_001);
+  for (let i = 0; i < bytes.length; i += 1) bytes[i] = (i * 2654435761) >>> 24;
+  const whole = portable(bytes, 0);
+  expect(crc32c(bytes)).toBe(whole);
+  expect(loadFast()!(bytes, 0) >>> 0).toBe(whole);
+  for (const at of [0, 1, 7, 65_535, 65_536, 130_000, 300_000]) {
+    expect(crc32c(bytes.subarray(at), crc32c(bytes.subarray(0, at)))).toBe(whole);
+  }
 });
 
 test("combining two CRCs equals the CRC of both parts end to end", () => {

@@ -1,9 +1,4 @@
-import { crc32c as nativeCrc32c } from "@node-rs/crc32";
-
-/** CRC-32C (Castagnoli, RFC 3720) of `bytes`, continuing from `seed` (the CRC of what came before). */
-export function crc32c(bytes: Uint8Array, seed = 0): number {
-  return nativeCrc32c(bytes as Buffer, seed) >>> 0;
-}
+export { crc32c } from "./crc32c.ts";
 
 /** As 8 lower-case hex digits, the form packs carry. */
 export function crcToHex(crc: number): string {
