@@ -18,7 +18,7 @@ parentPort.on("message", ({ id, part, samples }) => {
     for (let done = 0; done < statesBytes; ) {
       const slice = states.subarray(done, Math.min(statesBytes, done + SLICE_BYTES));
       crc = crc32c(slice, crc);
-      for (let written = 0; written < slice.length;) {
+      for (let written = 0; written < slice.length; ) {
         written += writeSync(fd, slice, written, slice.length - written, statesByte + done + written);
       }
       done += slice.length;

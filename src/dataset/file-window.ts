@@ -1,6 +1,7 @@
 import { constants, type Stats } from "node:fs";
 import { type FileHandle, open } from "node:fs/promises";
 import { EXIT, errnoOf } from "../base/errors.ts";
+import { ioBuffer } from "../base/io-buffer.ts";
 import { badDataset, type SourceFile } from "./rows.ts";
 
 /**
@@ -55,7 +56,7 @@ export class FileWindow {
     if (length > WINDOW_BYTES_MIN / 2) return this.readNew(position, length);
     const goesOn = position >= this.#start && position <= this.#end + WINDOW_BYTES_MIN;
     this.#aheadBytes = goesOn ? Math.min(2 * this.#aheadBytes, WINDOW_BYTES_MAX) : WINDOW_BYTES_MIN;
-    if (this.#buffer.length < this.#aheadBytes) this.#buffer = Buffer.allocUnsafeSlow(this.#aheadBytes);
+    if (this.#buffer.length < this.#aheadBytes) this.#buffer = ioBuffer(this.#aheadBytes);
     const wanted = Math.min(this.#aheadBytes, this.fileBytes - position);
     this.#start = position;
     this.#end = position;

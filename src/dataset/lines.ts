@@ -1,4 +1,5 @@
 import { type FileHandle, open } from "node:fs/promises";
+import { ioBuffer } from "../base/io-buffer.ts";
 import { cannotRead } from "./file-window.ts";
 import { badDataset } from "./rows.ts";
 
@@ -30,7 +31,7 @@ export async function* readLines(
     throw cannotRead(path, cause);
   }
   try {
-    let buffer = Buffer.allocUnsafeSlow(CHUNK_BYTES);
+    let buffer = ioBuffer(CHUNK_BYTES);
     let held = 0;
     let number = 1;
     let fileByte = 0;
@@ -68,12 +69,12 @@ export async function* readLines(
         });
       }
       if (start === 0 && held === buffer.length) {
-        const larger = Buffer.allocUnsafeSlow(2 * buffer.length);
+        const larger = ioBuffer(2 * buffer.length);
         buffer.copy(larger, 0, 0, held);
         buffer = larger;
       } else if (rest < CHUNK_BYTES / 2 && buffer.length > CHUNK_BYTES) {
         // One long line must not keep its room for the rest of the file.
-        const smaller = Buffer.allocUnsafeSlow(CHUNK_BYTES);
+        const smaller = ioBuffer(CHUNK_BYTES);
         buffer.copy(smaller, 0, start, held);
         buffer = smaller;
       } else {

@@ -1,8 +1,10 @@
 import { createHash } from "node:crypto";
-import { createReadStream, readFileSync, realpathSync, renameSync, statSync, writeFileSync } from "node:fs";
+import { readFileSync, realpathSync, renameSync, statSync, writeFileSync } from "node:fs";
+import { open } from "node:fs/promises";
 import { basename } from "node:path";
 import { z } from "zod";
 import { EXIT, RunError } from "../base/errors.ts";
+import { ioBuffer } from "../base/io-buffer.ts";
 import { configSha256 } from "./config.ts";
 import { openWeights } from "./weights.ts";
 
@@ -74,13 +76,20 @@ async function hashFile(
   onBytes: (bytes: number) => void,
 ): Promise<string> {
   const hash = createHash("sha256");
-  let bytes = 0;
-  for await (const piece of createReadStream(path, { highWaterMark: 2 ** 20, signal })) {
-    hash.update(piece as Buffer);
-    bytes += (piece as Buffer).length;
-    onBytes(bytes);
+  const buffer = ioBuffer(2 ** 20);
+  const file = await open(path);
+  try {
+    for (let bytes = 0; ; ) {
+      signal?.throwIfAborted();
+      const { bytesRead } = await file.read(buffer, 0, buffer.length, bytes);
+      if (bytesRead === 0) return hash.digest("hex");
+      hash.update(buffer.subarray(0, bytesRead));
+      bytes += bytesRead;
+      onBytes(bytes);
+    }
+  } finally {
+    await file.close();
   }
-  return hash.digest("hex");
 }
 
 /** A cache that cannot be read is an empty one: the only loss is time. */

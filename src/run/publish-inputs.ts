@@ -3,6 +3,7 @@ import { basename } from "node:path";
 import { formatBytes } from "../base/bytes.ts";
 import { crc32c } from "../base/checksum.ts";
 import { EXIT, RunError } from "../base/errors.ts";
+import { ioBuffer } from "../base/io-buffer.ts";
 import { planTotals } from "../plan/plan.ts";
 import { attachmentKey, planKey, rowsKey } from "../store/keys.ts";
 import { type RetryOptions, withRetries } from "../store/retry.ts";
@@ -115,7 +116,7 @@ function readWhole(path: string): Buffer {
       });
     }
     if (size < READ_BYTES) return readFileSync(fd);
-    const whole = Buffer.allocUnsafe(size);
+    const whole = ioBuffer(size);
     for (let at = 0; at < size; ) at += readSync(fd, whole, at, Math.min(READ_BYTES, size - at), at);
     return whole;
   } finally {

@@ -1,3 +1,5 @@
+import { sharedBytes, sharedIoBuffer } from "../base/io-buffer.ts";
+
 /**
  * Memory for packs in flight, shared with the upload threads and used again and again: a fresh 64 MiB buffer costs
  * several times what filling a used one does. Busy and free buffers together stay within `bytesMax`, except that one
@@ -28,24 +30,24 @@ export class BufferPool {
   /** A buffer of at least `bytes`, or null while too much is in flight. */
   take(bytes: number): SharedArrayBuffer | null {
     const size = sizeClass(bytes);
-    const spare = this.#free.findLast((buffer) => buffer.byteLength === size);
+    const spare = this.#free.findLast((buffer) => sharedBytes(buffer) === size);
     if (this.#busyBytes > 0 && this.#busyBytes + size > this.#bytesMax) return null;
     if (spare) this.#free.splice(this.#free.indexOf(spare), 1);
     else this.#trim(size);
     this.#busyBytes += size;
-    return spare ?? new SharedArrayBuffer(size);
+    return spare ?? sharedIoBuffer(size);
   }
 
   give(buffer: SharedArrayBuffer): void {
-    this.#busyBytes -= buffer.byteLength;
+    this.#busyBytes -= sharedBytes(buffer);
     this.#free.push(buffer);
     this.#trim(0);
   }
 
   /** Lets go of free buffers until `coming` more bytes fit. */
   #trim(coming: number): void {
-    let held = this.#free.reduce((sum, buffer) => sum + buffer.byteLength, this.#busyBytes + coming);
-    while (held > this.#bytesMax && this.#free.length > 0) held -= this.#free.shift()!.byteLength;
+    let held = this.#free.reduce((sum, buffer) => sum + sharedBytes(buffer), this.#busyBytes + coming);
+    while (held > this.#bytesMax && this.#free.length > 0) held -= sharedBytes(this.#free.shift()!);
   }
 }
 

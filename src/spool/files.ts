@@ -21,6 +21,7 @@ import {
 } from "node:fs";
 import { basename, dirname, join } from "node:path";
 import { EXIT, errnoOf, RunError } from "../base/errors.ts";
+import { ioBuffer } from "../base/io-buffer.ts";
 import { publishReplacing } from "../base/publish.ts";
 import { finishPack, type PackContents } from "../pack/writer.ts";
 import { batchName } from "../store/keys.ts";
@@ -225,7 +226,7 @@ export function probeSpace(options: { path: string; bytes: number }): boolean {
 export async function checkFile(options: { path: string; expected: PackExpectation }): Promise<number> {
   const fd = openSync(options.path, constants.O_RDONLY | constants.O_NOFOLLOW);
   try {
-    const buffer = Buffer.allocUnsafe(Math.max(FILE_SLICE_BYTES, options.expected.layout.headerBytes));
+    const buffer = ioBuffer(Math.max(FILE_SLICE_BYTES, options.expected.layout.headerBytes));
     const read = (startByte: number, endByte: number) =>
       readExactly(fd, buffer.subarray(0, endByte - startByte), startByte, options.path);
     return await checkPack(

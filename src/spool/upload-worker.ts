@@ -1,5 +1,6 @@
 import { parentPort, workerData } from "node:worker_threads";
 import { EXIT } from "../base/errors.ts";
+import { sharedView } from "../base/io-buffer.ts";
 import { openStore } from "../store/open.ts";
 import type { OpenedStore, StoreSpec } from "../store/store.ts";
 import { toWire } from "./error-wire.ts";
@@ -51,7 +52,7 @@ async function attempt(message: ToUploadWorker & { kind: "upload" }): Promise<vo
   let result: AttemptResult;
   try {
     const metered = meterStore(await storeAt(message.generation), (sample) => requests.push(sample), nowMs);
-    const buffer = Buffer.from(message.buffer);
+    const buffer = sharedView(message.buffer);
     result = await uploadPack(job, { store: metered, buffer, signal: abort.signal, nowMs, readTurn });
   } catch (error) {
     // uploadPack answers every failure; what arrives here is a store that cannot even be opened.

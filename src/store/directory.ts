@@ -16,6 +16,7 @@ import { dirname, join, resolve, sep } from "node:path";
 import type { ByteRange } from "../base/bytes.ts";
 import { crc32c, crcToHex } from "../base/checksum.ts";
 import { errnoOf } from "../base/errors.ts";
+import { ioBuffer } from "../base/io-buffer.ts";
 import { fsyncDirectory, publishNew, publishReplacing } from "../base/publish.ts";
 import { formatAddress } from "./address.ts";
 import { checkKey } from "./keys.ts";
@@ -271,7 +272,7 @@ function openIfExists(path: string): number | null {
 }
 
 function readRange(fd: number, startByte: number, endByte: number): Buffer {
-  const bytes = Buffer.allocUnsafe(Math.max(0, endByte - startByte));
+  const bytes = ioBuffer(Math.max(0, endByte - startByte));
   for (let done = 0; done < bytes.length; ) {
     const read = readSync(fd, bytes, done, Math.min(READ_BYTES_MAX, bytes.length - done), startByte + done);
     if (read === 0) throw new Error("the file shrank while it was read");
