@@ -1,3 +1,4 @@
+import { createHash } from "node:crypto";
 import { closeSync, fstatSync, openSync, readFileSync, readSync, statSync } from "node:fs";
 import { basename } from "node:path";
 import { formatBytes } from "../base/bytes.ts";
@@ -8,6 +9,7 @@ import { planTotals } from "../plan/plan.ts";
 import { attachmentKey, planKey, rowsKey } from "../store/keys.ts";
 import { type RetryOptions, withRetries } from "../store/retry.ts";
 import type { Store, StoreSpec, StoreTraits } from "../store/store.ts";
+import { verifyObject } from "../store/verify-object.ts";
 import type { PreparedRun } from "./prepare.ts";
 import { publishRunRecord, type RunRecord, runIdOf } from "./record.ts";
 
@@ -41,11 +43,11 @@ export async function publishInputs(
     plan: planKey(identity.plan),
     attached: options.attachments.map((path) => attachmentKey(basename(path))),
   };
-  await putNew(store, keys.rows, readWhole(rows.path), options.retry);
+  await putOnce(store, keys.rows, readWhole(rows.path), options);
   for (const [i, path] of options.attachments.entries()) {
-    await putNew(store, keys.attached[i]!, readWhole(path), options.retry);
+    await putOnce(store, keys.attached[i]!, readWhole(path), options);
   }
-  if (prepared.planBytes) await putNew(store, keys.plan, prepared.planBytes, options.retry);
+  if (prepared.planBytes) await putOnce(store, keys.plan, prepared.planBytes, options);
   const record: RunRecord = {
     format: "forebay-run-1",
     run_id: runIdOf(identity),
@@ -86,16 +88,27 @@ export function assertAttachments(paths: readonly string[]): void {
   }
 }
 
-async function putNew(store: Store, key: string, body: Buffer, retry: RetryOptions): Promise<void> {
+/** Never over another object; verified by a request of its own, as packs are. */
+async function putOnce(store: Store, key: string, body: Buffer, options: PublishOptions): Promise<void> {
+  const { traits, retry } = options;
   const crc = crc32c(body);
-  const put = () => store.put(key, body, { crc32c: crc, createOnly: true, signal: retry.signal });
-  if ((await withRetries(put, retry)).kind === "created") return;
-  const standing = await withRetries(() => store.head(key, retry.signal), retry);
-  if (standing?.bytes === body.length) return;
+  const md5 = traits.verify === "etag" ? createHash("md5").update(body).digest("hex") : undefined;
+  const expected = { key, bytes: body.length, crc32c: crc, md5 };
+  const look = () => withRetries(() => verifyObject(store, traits, expected, retry.signal), retry);
+  let standing = await look();
+  if (standing.kind === "missing") {
+    const createOnly = traits.publish === "create-only";
+    await withRetries(
+      () => store.put(key, body, { crc32c: crc, md5, createOnly, signal: retry.signal }),
+      retry,
+    );
+    standing = await look();
+  }
+  if (standing.kind === "same") return;
   throw new RunError({
     op: "store inputs",
     subject: `${store.address}/${key}`,
-    message: `expected ${body.length} bytes there, found ${standing?.bytes ?? "nothing"}`,
+    message: standing.kind === "missing" ? "the store took it and does not have it" : standing.found,
     safe: "it was not overwritten",
     hint: "another file of that name was attached before, or the object is torn: choose another name, or remove it",
     exit: EXIT.integrity,
