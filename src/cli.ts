@@ -6,7 +6,7 @@ import { EXIT, RunError } from "./base/errors.ts";
 import { type Io, SignalReceived } from "./commands/io.ts";
 import { errorText, exitCodeFor } from "./commands/print-error.ts";
 import { register } from "./commands/verb.ts";
-import { VERBS } from "./commands/verbs.ts";
+import { VERBS, verbsFor } from "./commands/verbs.ts";
 
 // The SDK tells every process about Node versions of next year; package.json's `engines` is where we decide that.
 process.env.AWS_SDK_JS_NODE_VERSION_SUPPORT_WARNING_DISABLED ??= "true";
@@ -63,7 +63,7 @@ async function main(argv: string[]): Promise<number> {
         "\nExit codes: 0 done, 2 usage, 3 done with skips, 4 another run stands there, 5 locked, 6 store, 7 engine," +
         "\n8 disk, 9 integrity, 75 try again later, 78 configuration, 130/143 stopped by a signal",
     );
-  for (const spec of VERBS) {
+  for (const spec of await verbsFor(argv[2])) {
     register(program, spec, io, {
       begin: (verb) => {
         outlivesReader = verb.outlivesReader === true;
@@ -97,7 +97,7 @@ function withServerArguments(argv: string[]): string[] {
 /** commander's "error: unknown option '--x'\n(Did you mean --y?)" as one of our own. */
 function misspelt(error: CommanderError, argv: string[]): RunError {
   const [what = "", suggestion] = error.message.replace(/^error: /, "").split("\n");
-  const verb = argv[2] !== undefined && VERBS.some(({ name }) => name === argv[2]) ? ` ${argv[2]}` : "";
+  const verb = argv[2] !== undefined && Object.hasOwn(VERBS, argv[2]) ? ` ${argv[2]}` : "";
   return new RunError({
     op: "read arguments",
     subject: `forebay${verb}`,

@@ -3,7 +3,6 @@ import { dirname, join, relative } from "node:path";
 import { formatBytes } from "../base/bytes.ts";
 import { EXIT, RunError } from "../base/errors.ts";
 import { resolveSettings } from "../config/resolve.ts";
-import { tokenizeConversations } from "../dataset/tokenize.ts";
 import { auditRun } from "../run/audit.ts";
 import { loadStoredRun } from "../run/stored-run.ts";
 import { type Io, printJson, printLine, say } from "./io.ts";
@@ -116,6 +115,8 @@ async function tokenizeDemo(io: Io, modelDir: string, output: string): Promise<v
   if (existsSync(output)) return;
   say(io, "tokenising 200 conversations with the model's chat template");
   mkdirSync(dirname(output), { recursive: true });
+  // Only the first demo tokenises.
+  const { tokenizeConversations } = await import("../dataset/tokenize.ts");
   await tokenizeConversations({
     modelDir,
     input: packagePath("demo/gsm8k-200.jsonl"),

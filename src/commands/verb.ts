@@ -3,7 +3,6 @@ import { join, relative, resolve } from "node:path";
 import { type Command, Option } from "commander";
 import { EXIT, RunError, stillSafe } from "../base/errors.ts";
 import { type Resolved, type RunYaml, resolveSettings, type SettingTexts } from "../config/resolve.ts";
-import { readRunYaml } from "../config/run-yaml.ts";
 import { SETTINGS, settingsOfVerb, showValue, type Verb } from "../config/settings.ts";
 import { resolveModel } from "../model/hub.ts";
 import type { Io } from "./io.ts";
@@ -55,7 +54,7 @@ export function register(
   command.action(async () => {
     on.begin(spec);
     try {
-      on.done(await spec.run(makeCall(spec, command, io)));
+      on.done(await spec.run(await makeCall(spec, command, io)));
     } catch (error) {
       const { exit = null } = error instanceof RunError ? error : {};
       // What is wrong with a command is found before anything is begun.
@@ -88,10 +87,10 @@ function addSettings(command: Command, verb: Verb): void {
   );
 }
 
-function makeCall(spec: VerbSpec, command: Command, io: Io): Call {
+async function makeCall(spec: VerbSpec, command: Command, io: Io): Promise<Call> {
   const options = command.opts<Record<string, unknown>>();
   const verb = spec.settings;
-  const file = verb ? findRunYaml(options.config as string | undefined, io) : null;
+  const file = verb ? await findRunYaml(options.config as string | undefined, io) : null;
   const flags: SettingTexts = {};
   for (const key of verb ? settingsOfVerb(verb) : []) {
     const { name, kind } = SETTINGS[key];
@@ -134,11 +133,13 @@ function withModelFound(settings: Resolved, { directory, env }: Io): Resolved {
   };
 }
 
-function findRunYaml(named: string | undefined, io: Io): RunYaml | null {
-  const path = named ?? io.env.FOREBAY_CONFIG;
-  if (path) return readRunYaml(resolve(io.directory, path));
+async function findRunYaml(named: string | undefined, io: Io): Promise<RunYaml | null> {
   const here = join(io.directory, "run.yaml");
-  return existsSync(here) ? readRunYaml(here) : null;
+  const path = (named ?? io.env.FOREBAY_CONFIG) || (existsSync(here) ? here : null);
+  if (!path) return null;
+  // A YAML parser is much to read for the many calls without a file.
+  const { readRunYaml } = await import("../config/run-yaml.ts");
+  return readRunYaml(resolve(io.directory, path));
 }
 
 /** The address, or a usage error that says how to give it. */

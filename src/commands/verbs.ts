@@ -1,42 +1,35 @@
-import { check } from "./check.ts";
-import { demo } from "./demo.ts";
-import { doctor } from "./doctor.ts";
-import { exportVerb } from "./export.ts";
-import { init } from "./init.ts";
-import { logs } from "./logs.ts";
-import { ls } from "./ls.ts";
-import { plan } from "./plan.ts";
-import { read } from "./read.ts";
-import { restart } from "./restart.ts";
-import { resume, run } from "./run.ts";
-import { set } from "./set.ts";
-import { status } from "./status.ts";
-import { stop } from "./stop.ts";
-import { superviseVerb } from "./supervise-verb.ts";
-import { taps } from "./taps.ts";
-import { tokenize } from "./tokenize.ts";
 import type { VerbSpec } from "./verb.ts";
-import { verify } from "./verify.ts";
 
-/** In the order in which a person meets them. */
-export const VERBS: VerbSpec[] = [
-  demo,
-  init,
-  doctor,
-  tokenize,
-  taps,
-  plan,
-  check,
-  run,
-  resume,
-  status,
-  logs,
-  stop,
-  restart,
-  set,
-  ls,
-  verify,
-  read,
-  exportVerb,
-  superviseVerb,
-];
+/**
+ * The verbs by name, in the order in which a person meets them. A verb is loaded when it is asked for and not before:
+ * each brings much of the program along, and all of them together are a third of a second.
+ */
+export const VERBS: Record<string, () => Promise<VerbSpec>> = {
+  demo: async () => (await import("./demo.ts")).demo,
+  init: async () => (await import("./init.ts")).init,
+  doctor: async () => (await import("./doctor.ts")).doctor,
+  tokenize: async () => (await import("./tokenize.ts")).tokenize,
+  taps: async () => (await import("./taps.ts")).taps,
+  plan: async () => (await import("./plan.ts")).plan,
+  check: async () => (await import("./check.ts")).check,
+  run: async () => (await import("./run.ts")).run,
+  resume: async () => (await import("./run.ts")).resume,
+  status: async () => (await import("./status.ts")).status,
+  logs: async () => (await import("./logs.ts")).logs,
+  stop: async () => (await import("./stop.ts")).stop,
+  restart: async () => (await import("./restart.ts")).restart,
+  set: async () => (await import("./set.ts")).set,
+  ls: async () => (await import("./ls.ts")).ls,
+  verify: async () => (await import("./verify.ts")).verify,
+  read: async () => (await import("./read.ts")).read,
+  export: async () => (await import("./export.ts")).exportVerb,
+  supervise: async () => (await import("./supervise-verb.ts")).superviseVerb,
+};
+
+/** The verb that `word` names, alone; all of them where it names none, for the help and for what was meant. */
+export async function verbsFor(word: string | undefined): Promise<VerbSpec[]> {
+  // Answered without looking at any verb.
+  if (word === "--version" || word === "-V") return [];
+  if (word !== undefined && Object.hasOwn(VERBS, word)) return [await VERBS[word]!()];
+  return Promise.all(Object.values(VERBS).map((load) => load()));
+}

@@ -2,7 +2,6 @@ import { readdirSync, type Stats, statSync } from "node:fs";
 import { extname } from "node:path";
 import { cannotRead } from "./file-window.ts";
 import { openJsonl } from "./jsonl.ts";
-import { openParquet, parquetFilesOf } from "./parquet.ts";
 import { badDataset, type RowSource } from "./rows.ts";
 import { isSaveToDisk, openSaveToDisk } from "./save-to-disk.ts";
 
@@ -22,7 +21,7 @@ export async function openDataset(path: string, options: { split?: string } = {}
   }
   switch (extname(path)) {
     case ".parquet":
-      return openParquet(path, [path]);
+      return (await loadParquet()).openParquet(path, [path]);
     case ".jsonl":
     case ".json":
     case ".ndjson":
@@ -42,12 +41,20 @@ export async function openDataset(path: string, options: { split?: string } = {}
 async function openDirectory(path: string, split: string | undefined): Promise<RowSource> {
   if (isSaveToDisk(path)) return openSaveToDisk(path, split);
   const names = readdirSync(path);
-  if (names.some((name) => name.endsWith(".parquet"))) return openParquet(path, parquetFilesOf(path, split));
+  if (names.some((name) => name.endsWith(".parquet"))) {
+    const { openParquet, parquetFilesOf } = await loadParquet();
+    return openParquet(path, parquetFilesOf(path, split));
+  }
   throw badDataset(
     path,
     "looked for state.json or dataset_dict.json (save_to_disk) or *.parquet files, and found none",
     { hint: names.some((name) => name.endsWith(".jsonl")) ? "name the .jsonl file itself" : undefined },
   );
+}
+
+/** Its decoders are a tenth of a second to load, which no other format needs. */
+function loadParquet() {
+  return import("./parquet.ts");
 }
 
 function statOf(path: string): Stats {

@@ -8,7 +8,7 @@ import type { OpenedStore, StoreSpec } from "./store.ts";
  */
 export async function openStore(spec: StoreSpec, options: S3Options = {}): Promise<OpenedStore> {
   if (spec.kind === "directory") return new DirectoryStore(spec);
-  // A quarter of a second and 40 MB that a directory store need not pay.
+  // A tenth of a second and more that a directory store need not pay.
   const { S3Store } = await import("./s3.ts");
   return new S3Store(spec, options);
 }

@@ -1,6 +1,5 @@
 import * as http from "node:http";
 import * as https from "node:https";
-import { HeadObjectCommand, S3Client } from "@aws-sdk/client-s3";
 import type { ByteRange } from "../base/bytes.ts";
 import { crcFromBase64, crcToBase64 } from "../base/checksum.ts";
 import { formatAddress } from "./address.ts";
@@ -16,7 +15,8 @@ import {
   type S3Answer,
 } from "./s3-errors.ts";
 import { LIST_BYTES_MAX, type ListPage, readListPage } from "./s3-list.ts";
-import { S3Wire, type WireAnswer, type WireLimits, type WireRequest, type WireTarget } from "./s3-wire.ts";
+import { resolveTarget } from "./s3-target.ts";
+import { S3Wire, type WireAnswer, type WireLimits, type WireRequest } from "./s3-wire.ts";
 import type { BodySource, ObjectInfo, OpenedStore, PutOptions, PutOutcome, StoreSpec } from "./store.ts";
 
 export type S3Spec = Extract<StoreSpec, { kind: "s3" }>;
@@ -50,7 +50,6 @@ export class S3Store implements OpenedStore {
   readonly address: string;
   readonly #spec: S3Spec;
   readonly #agent: http.Agent;
-  readonly #client: S3Client;
   readonly #limits: WireLimits;
   readonly #nowMs: () => number;
   readonly #credentials: CredentialSource;
@@ -66,14 +65,6 @@ export class S3Store implements OpenedStore {
     const agentOptions = { keepAlive: true, maxSockets: options.sockets ?? 64, scheduling: "lifo" as const };
     const isPlain = spec.endpoint?.startsWith("http:") ?? false;
     this.#agent = isPlain ? new http.Agent(agentOptions) : new https.Agent(agentOptions);
-    this.#client = new S3Client({
-      ...(spec.endpoint === null ? {} : { endpoint: spec.endpoint }),
-      // The spec alone says where a store is: it must mean the same in every thread and on every machine.
-      ignoreConfiguredEndpointUrls: true,
-      region: spec.region,
-      forcePathStyle: spec.pathStyle,
-      credentials: () => this.#credentials.get(),
-    });
   }
 
   async put(key: string, body: Uint8Array | BodySource, options: PutOptions): Promise<PutOutcome> {
@@ -198,7 +189,6 @@ export class S3Store implements OpenedStore {
   }
 
   close(): void {
-    this.#client.destroy();
     this.#agent.destroy();
   }
 
@@ -233,7 +223,7 @@ export class S3Store implements OpenedStore {
   }
 
   async #send(request: WireRequest): Promise<WireAnswer> {
-    this.#wire ??= resolveTarget(this.#client, this.#spec.bucket).then(
+    this.#wire ??= resolveTarget(this.#spec, () => this.#credentials.get()).then(
       (target) =>
         new S3Wire({
           target,
@@ -273,22 +263,6 @@ export class S3Store implements OpenedStore {
   #basePrefix(): string {
     return this.#spec.prefix === "" ? "" : `${this.#spec.prefix}/`;
   }
-}
-
-/** Asks the SDK where it would send a request for this bucket, without sending one. */
-async function resolveTarget(client: S3Client, bucket: string): Promise<WireTarget> {
-  const command = new HeadObjectCommand({ Bucket: bucket, Key: "key" });
-  let target: WireTarget | null = null;
-  command.middlewareStack.add(
-    () => async (args) => {
-      const { protocol, hostname, port, path } = args.request as WireTarget & { path: string };
-      target = { protocol, hostname, port, basePath: path.slice(0, -"/key".length) };
-      return { response: {}, output: { $metadata: {} } };
-    },
-    { step: "build", priority: "high" },
-  );
-  await client.send(command);
-  return target!;
 }
 
 function readAnswer(answer: WireAnswer): S3Answer {

@@ -1,13 +1,10 @@
-import { closeSync, openSync, readSync } from "node:fs";
-import type { InferenceSession } from "onnxruntime-node";
 import type { ModelWeights } from "../../model/weights.ts";
 import type { CheckKind, CheckRequest, CheckResult, ExtractSample } from "../protocol.ts";
-import { type BatchIndices, batchIndices } from "./batch.ts";
-import { buildDecoderGraph } from "./decoder.ts";
+import { batchIndices } from "./batch.ts";
 import type { Extractor } from "./extractor.ts";
 import { attentionBytes } from "./forward-plan.ts";
+import { GatePasses, type Group, type Logits } from "./gate-passes.ts";
 import { argmax, largestDifference, maxAbsDifference } from "./logits.ts";
-import { float32, indexFeeds, int32, openSession, RopeFeeds, uint16 } from "./session.ts";
 import type { EngineSettings } from "./settings.ts";
 import type { SupportedModel } from "./support.ts";
 
@@ -28,26 +25,12 @@ const CONTROL_FACTOR = 10;
 /** Logits are compared at so many tokens of each sample, the last among them. */
 const LOGIT_ROWS_MAX = 16;
 
-/** The samples of one forward of the check. */
-interface Group {
-  samples: ExtractSample[];
-  batch: BatchIndices;
-  logitRows: Int32Array;
-  /** Where in `logitRows` each sample's last token is. */
-  lastRows: number[];
-}
-
-/** [rows, vocab], row-major. */
-type Logits = Float32Array;
-
 /** The gate's checks (engine-protocol.md "The gate"): does what is stored do, inside the model, what the model does? */
 export class Gate {
   readonly #parts: GateParts;
-  readonly #rope: RopeFeeds;
 
   constructor(parts: GateParts) {
     this.#parts = parts;
-    this.#rope = new RopeFeeds(parts.model);
   }
 
   /** Runs `request.kinds` one after another; `onProgress` after each pass through the model. */
@@ -56,25 +39,32 @@ export class Gate {
     onProgress: (done: number, total: number) => void,
   ): Promise<CheckResult[]> {
     const groups = this.#groups(request.samples);
-    const passes = Math.max(1, request.kinds.length * (4 * this.#parts.taps.length + 2));
+    // The most there can be: the model's own, three a tap, two with other pads.
+    const total = 3 + 3 * this.#parts.taps.length;
     let done = 0;
     const tick = () => {
-      done = Math.min(done + 1, passes);
-      onProgress(done, passes);
+      done += 1;
+      onProgress(done, total);
     };
+    const passes = new GatePasses({ ...this.#parts, file: request.file, groups, tick });
     const results: CheckResult[] = [];
-    for (const kind of request.kinds) results.push(await this.#checkOne(kind, request.file, groups, tick));
+    for (const kind of request.kinds) results.push(await this.#checkOne(kind, groups, passes, tick));
     return results;
   }
 
-  async #checkOne(kind: CheckKind, file: string, groups: Group[], tick: () => void): Promise<CheckResult> {
+  async #checkOne(
+    kind: CheckKind,
+    groups: Group[],
+    passes: GatePasses,
+    tick: () => void,
+  ): Promise<CheckResult> {
     switch (kind) {
       case "injection":
-        return this.#injection(file, groups, tick);
+        return this.#injection(passes);
       case "pad-independence":
         return this.#padIndependence(groups, tick);
       case "greedy":
-        return this.#greedy(file, groups, tick);
+        return this.#greedy(groups, passes);
     }
   }
 
@@ -82,17 +72,14 @@ export class Gate {
    * For each tap: its stored bytes put back as that block's output must give the model's own logits, as nearly as
    * bf16 allows, and put back one block off must not. The first tap that fails is reported, else the worst.
    */
-  async #injection(file: string, groups: Group[], tick: () => void): Promise<CheckResult> {
+  async #injection(passes: GatePasses): Promise<CheckResult> {
     const { taps, model } = this.#parts;
-    const own = await this.#logits({ after: null, rounded: [] }, groups, null, tick);
+    const own = await passes.own();
     let worst: CheckResult | null = null;
     for (const tap of taps) {
-      const stored = groups.map((group) => this.#readTap(file, group, tap));
-      const rounded = await this.#logits({ after: null, rounded: [tap] }, groups, null, tick);
-      const injected = await this.#logits({ after: tap, rounded: [] }, groups, stored, tick);
+      const { stored, rounded, injected } = await passes.at(tap);
       const other = offByOne(tap, model.blocks);
-      const control =
-        other === null ? null : await this.#logits({ after: other, rounded: [] }, groups, stored, tick);
+      const control = other === null ? null : await passes.injected(other, stored);
       const limit = ROUNDING_FACTOR * this.#distance(own, rounded) + FLOAT_NOISE;
       const result = injectionResult({
         tap,
@@ -130,13 +117,11 @@ export class Gate {
   }
 
   /** From the last tap's stored states on, the last token of each sample must choose the token the model chooses. */
-  async #greedy(file: string, groups: Group[], tick: () => void): Promise<CheckResult> {
+  async #greedy(groups: Group[], passes: GatePasses): Promise<CheckResult> {
     const { model, taps } = this.#parts;
     const tap = taps.at(-1)!;
-    const stored = groups.map((group) => this.#readTap(file, group, tap));
-    const own = await this.#logits({ after: null, rounded: [] }, groups, null, tick);
-    const rounded = await this.#logits({ after: null, rounded: [tap] }, groups, null, tick);
-    const injected = await this.#logits({ after: tap, rounded: [] }, groups, stored, tick);
+    const own = await passes.own();
+    const { rounded, injected } = await passes.at(tap);
     let samples = 0;
     let equal = 0;
     let worst = { over: Number.NEGATIVE_INFINITY, margin: 0, limit: 0, row: 0 };
@@ -169,74 +154,8 @@ export class Gate {
     };
   }
 
-  /** The logits of each group by a graph of its own. */
-  async #logits(
-    graph: { after: number | null; rounded: number[] },
-    groups: Group[],
-    states: Uint16Array[] | null,
-    tick: () => void,
-  ): Promise<Logits[]> {
-    const { model, weights, settings } = this.#parts;
-    const built = buildDecoderGraph({ model, weights, ...graph, taps: [], cache: false, logits: true });
-    const session = await openSession(built, settings.threads);
-    try {
-      const all: Logits[] = [];
-      for (const [g, group] of groups.entries()) {
-        all.push(
-          await this.#run(session, group, {
-            hasBlocks: built.startBlock < built.endBlock,
-            states: states?.[g],
-          }),
-        );
-      }
-      tick();
-      return all;
-    } finally {
-      await session.release();
-    }
-  }
-
-  async #run(
-    session: InferenceSession,
-    { batch, logitRows }: Group,
-    from: { hasBlocks: boolean; states: Uint16Array | undefined },
-  ): Promise<Logits> {
-    const { model } = this.#parts;
-    const outputs = await session.run({
-      ...(from.states
-        ? { states: uint16(from.states, [batch.tokens, model.hidden]) }
-        : { ids: int32(batch.ids, [batch.tokens]) }),
-      ...(from.hasBlocks ? { ...indexFeeds(batch, 0), ...this.#rope.feeds(batch.padded) } : {}),
-      logit_rows: int32(logitRows, [logitRows.length]),
-    });
-    return float32(outputs, "logits");
-  }
-
   #distance(own: Logits[], other: Logits[]): number {
     return Math.max(...own.map((logits, g) => largestDifference(logits, other[g]!, this.#parts.model.vocab)));
-  }
-
-  /** [tokens, hidden] of one tap, from the stored [tokens, taps, hidden] of each sample. */
-  #readTap(file: string, group: Group, tap: number): Uint16Array {
-    const { taps, model } = this.#parts;
-    const slot = taps.indexOf(tap);
-    const states = new Uint16Array(group.batch.tokens * model.hidden);
-    const rowValues = taps.length * model.hidden;
-    const fd = openSync(file, "r");
-    try {
-      let row = 0;
-      for (const sample of group.samples) {
-        const stored = new Uint16Array(sample.ids.length * rowValues);
-        readFully(fd, new Uint8Array(stored.buffer), sample.offset, file);
-        for (let t = 0; t < sample.ids.length; t += 1, row += 1) {
-          const startValue = t * rowValues + slot * model.hidden;
-          states.set(stored.subarray(startValue, startValue + model.hidden), row * model.hidden);
-        }
-      }
-    } finally {
-      closeSync(fd);
-    }
-    return states;
   }
 
   /** Samples in order, as many in each group as a forward takes. */
@@ -316,12 +235,4 @@ function withPads(sequences: number[][]): number[][] {
   const first = sequences[0]!;
   if (sequences.some((ids) => ids.length !== first.length)) return sequences;
   return [...sequences, first.slice(0, Math.max(1, Math.floor(first.length / 2)))];
-}
-
-function readFully(fd: number, into: Uint8Array, startByte: number, file: string): void {
-  for (let filled = 0; filled < into.byteLength; ) {
-    const read = readSync(fd, into, filled, into.byteLength - filled, startByte + filled);
-    if (read === 0) throw Object.assign(new Error(`${file} ends within the stored states`), { code: "EIO" });
-    filled += read;
-  }
 }

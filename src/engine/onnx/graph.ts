@@ -185,11 +185,11 @@ function message(...fields: Uint8Array[]): Uint8Array {
 }
 
 function varintField(field: number, value: number): Uint8Array {
-  return Buffer.concat([varint(BigInt(field) << 3n), varint(BigInt(value))]);
+  return Buffer.concat([varint(field << 3), varint(value)]);
 }
 
 function bytesField(field: number, bytes: Uint8Array): Uint8Array {
-  return Buffer.concat([varint((BigInt(field) << 3n) | 2n), varint(BigInt(bytes.length)), bytes]);
+  return Buffer.concat([varint((field << 3) | 2), varint(bytes.length), bytes]);
 }
 
 function textField(field: number, text: string): Uint8Array {
@@ -199,12 +199,15 @@ function textField(field: number, text: string): Uint8Array {
 function floatField(field: number, value: number): Uint8Array {
   const bytes = Buffer.alloc(4);
   bytes.writeFloatLE(value);
-  return Buffer.concat([varint((BigInt(field) << 3n) | 5n), bytes]);
+  return Buffer.concat([varint((field << 3) | 5), bytes]);
 }
 
-function varint(value: bigint): Uint8Array {
+function varint(value: number): Uint8Array {
+  // Nearly all are tags and lengths of one byte, some ten thousand a model.
+  if (value >= 0 && value < 128) return Uint8Array.of(value);
   const bytes: number[] = [];
-  let rest = BigInt.asUintN(64, value);
+  // A negative number goes as the 64 bits of its two's complement.
+  let rest = BigInt.asUintN(64, BigInt(value));
   do {
     const low = Number(rest & 127n);
     rest >>= 7n;
