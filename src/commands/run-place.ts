@@ -1,6 +1,5 @@
 import { homedir } from "node:os";
 import { join, resolve } from "node:path";
-import type { Resolved } from "../config/resolve.ts";
 import { runDirectoryPath } from "../control/run-directory.ts";
 import { formatAddress, parseAddress, parseStoreAddress, storeOptionsFromEnv } from "../store/address.ts";
 import type { StoreSpec } from "../store/store.ts";
@@ -33,8 +32,8 @@ export function stateHome(env: NodeJS.ProcessEnv): string {
   return env.XDG_STATE_HOME || join(env.HOME || homedir(), ".local", "state");
 }
 
-/** Flags and run.yaml first, then what the SDK's own variables say. */
-function storeOptions(call: { settings: Resolved; io: { env: NodeJS.ProcessEnv }; address: string | null }) {
+/** Flags and run.yaml first, then what the SDK's own variables say, then its profile. */
+function storeOptions(call: Call) {
   const { endpoint, region, profile, pathStyle } = call.settings.values;
   const fromEnv = storeOptionsFromEnv(call.io.env);
   return {
@@ -42,8 +41,8 @@ function storeOptions(call: { settings: Resolved; io: { env: NodeJS.ProcessEnv }
     endpoint:
       isFile(call) && call.settings.sources.endpoint !== "flag"
         ? null
-        : (endpoint ?? (isFile(call) ? null : fromEnv.endpoint)),
-    region: region ?? fromEnv.region,
+        : (endpoint ?? (isFile(call) ? null : (fromEnv.endpoint ?? call.awsProfile.endpoint))),
+    region: region ?? fromEnv.region ?? call.awsProfile.region,
     profile: profile ?? fromEnv.profile,
     pathStyle,
   };

@@ -5,6 +5,7 @@ import { EXIT, RunError, stillSafe } from "../base/errors.ts";
 import { type Resolved, type RunYaml, resolveSettings, type SettingTexts } from "../config/resolve.ts";
 import { SETTINGS, settingsOfVerb, showValue, type Verb } from "../config/settings.ts";
 import { resolveModel } from "../model/hub.ts";
+import { type AwsProfile, readAwsProfile } from "../store/aws-profile.ts";
 import type { Io } from "./io.ts";
 
 /** One verb as its file describes it; cli.ts makes a commander command of it. */
@@ -34,6 +35,8 @@ export interface Call {
   options: Record<string, unknown>;
   settings: Resolved;
   json: boolean;
+  /** What the AWS profile in use says; nothing for a directory. */
+  awsProfile: AwsProfile;
   /** The run's address: the first argument, else run.yaml's. Null where neither names one. */
   address: string | null;
 }
@@ -100,23 +103,16 @@ async function makeCall(spec: VerbSpec, command: Command, io: Io): Promise<Call>
     const byPerson = command.getOptionValueSource(attribute) === "cli";
     if (value !== undefined && byPerson) flags[name] = kind.isSwitch ? String(value) : (value as string[]);
   }
-  return {
+  const settings = withModelFound(
+    resolveSettings({ verb: verb ?? "ls", flags, env: verb ? io.env : {}, file, directory: io.directory }),
     io,
-    args: command.args,
-    options,
-    settings: withModelFound(
-      resolveSettings({
-        verb: verb ?? "ls",
-        flags,
-        env: verb ? io.env : {},
-        file,
-        directory: io.directory,
-      }),
-      io,
-    ),
-    json: options.json === true,
-    address: command.args[0] ?? file?.address ?? null,
-  };
+  );
+  const address = command.args[0] ?? file?.address ?? null;
+  const isS3 = address?.startsWith("s3://") === true;
+  const awsProfile = isS3
+    ? await readAwsProfile(settings.values.profile ?? (io.env.AWS_PROFILE || "default"), io.env)
+    : { region: null, endpoint: null };
+  return { io, args: command.args, options, settings, json: options.json === true, awsProfile, address };
 }
 
 /** A model given by its hub id, which was read as a path, is the directory in the Hugging Face cache from here on. */

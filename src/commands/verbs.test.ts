@@ -5,12 +5,9 @@ test.each(Object.keys(VERBS))("%s is filed under its own name, and loaded alone"
   expect((await verbsFor(name)).map((verb) => verb.name)).toEqual([name]);
 });
 
-test.each([
-  undefined,
-  "--help",
-  "help",
-  "verfy",
-  "constructor",
-])("%s names no verb: all are there to choose from", async (word) => {
-  expect((await verbsFor(word)).map((verb) => verb.name)).toEqual(Object.keys(VERBS));
-});
+test.each([undefined, "--help", "help", "verfy", "constructor"])(
+  "%s names no verb: all are there to choose from",
+  async (word) => {
+    expect((await verbsFor(word)).map((verb) => verb.name)).toEqual(Object.keys(VERBS));
+  },
+);

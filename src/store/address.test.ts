@@ -157,6 +157,8 @@ it("the SDK's own variables say where the store is", () => {
       AWS_PROFILE: "p",
     }),
   ).toEqual({ endpoint: "http://b", region: "r", profile: "p" });
+  const ignored = { AWS_ENDPOINT_URL: "http://a", AWS_IGNORE_CONFIGURED_ENDPOINT_URLS: "true" };
+  expect(storeOptionsFromEnv(ignored).endpoint).toBeNull();
   expect(storeOptionsFromEnv({ AWS_ENDPOINT_URL: "" })).toEqual({
     endpoint: null,
     region: null,

@@ -53,8 +53,9 @@ export function runInStore(spec: StoreSpec, name: string): StoreSpec {
 
 /** What the SDK's own variables say about where the store is; flags and the config file come before it. */
 export function storeOptionsFromEnv(env: Record<string, string | undefined>): AddressOptions {
+  const ignoresEndpoint = env.AWS_IGNORE_CONFIGURED_ENDPOINT_URLS === "true";
   return {
-    endpoint: env.AWS_ENDPOINT_URL_S3 || env.AWS_ENDPOINT_URL || null,
+    endpoint: ignoresEndpoint ? null : env.AWS_ENDPOINT_URL_S3 || env.AWS_ENDPOINT_URL || null,
     region: env.AWS_REGION || env.AWS_DEFAULT_REGION || null,
     profile: env.AWS_PROFILE || null,
   };
