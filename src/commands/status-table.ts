@@ -80,10 +80,11 @@ function engineLines({ engines }: StatusDocument): string[] {
     countText(engine.tokens_done),
     String(engine.restarts),
     engine.gpu?.util == null ? "-" : `${engine.gpu.util} %`,
+    engine.flops_share === null ? "-" : `${Math.round(engine.flops_share * 100)} %`,
     engine.last_error ?? "",
   ]);
   return tableLines(
-    [["engine", "state", "device", "tokens/s", "tokens", "restarts", "gpu", ""], ...rows],
-    new Set([0, 3, 4, 5, 6]),
+    [["engine", "state", "device", "tokens/s", "tokens", "restarts", "gpu", "of peak", ""], ...rows],
+    new Set([0, 3, 4, 5, 6, 7]),
   );
 }

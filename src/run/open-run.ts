@@ -1,3 +1,4 @@
+import { readForwardCost } from "../model/forward-cost.ts";
 import { batchBytes, batchCount, type Plan, planTotals } from "../plan/plan.ts";
 import { assertBudget, Spool } from "../spool/spool.ts";
 import { openStore } from "../store/open.ts";
@@ -88,7 +89,9 @@ export async function openRun(
   }
   const tally = new Tally(plan, options.part, holdings.committed);
   // What the plan skips belongs to no batch: the first part tells of it.
-  board.opened(runId, tally, options.part.index === 1 ? plan.skippedRows.length : 0);
+  const planSkips = options.part.index === 1 ? plan.skippedRows.length : 0;
+  const cost = readForwardCost(options.request.modelDirectory, Math.max(...prepared.identity.taps));
+  board.opened({ id: runId, tally, planSkips, cost });
   const committedSkips = holdings.withSkips.filter((batch) => holdings.committed[batch]);
   const ours = committedSkips.filter((batch) => isOfPart(batch, options.part));
   const skippedBefore = await readSkips(store, ours, stop);

@@ -1,4 +1,5 @@
 import type { LogEvent } from "../base/log.ts";
+import { type ForwardCost, flopsPerToken } from "../model/forward-cost.ts";
 import type { Spool } from "../spool/spool.ts";
 import type { Uploader } from "../spool/uploader.ts";
 import { engineSecondsLost } from "./bottleneck.ts";
@@ -6,6 +7,7 @@ import { EtaLog, estimateEta } from "./eta.ts";
 import type { Part } from "./lease.ts";
 import { type BoardSources, Pipeline } from "./pipeline.ts";
 import { Rate } from "./rate.ts";
+import { ShardTally } from "./shard-tally.ts";
 import { judgeState, type StateFacts } from "./state.ts";
 import type { Bottleneck, EngineStatus, RunCounters, StatusDocument, StatusSource } from "./status.ts";
 import type { Amount, Tally } from "./tally.ts";
@@ -41,12 +43,10 @@ export class StatusBoard implements StatusSource {
   /** Rows skipped at run time: one that is done again may be skipped again. */
   readonly #skippedRows = new Map<number, string>();
   readonly #rates: Record<"samples" | "tokens", Rate>;
-  readonly #shards = new Map<
-    number,
-    { samples: number; tokens: number; batches: number; rate: Rate; lastAt: string }
-  >();
+  readonly #shards: ShardTally;
   #runId: string | null = null;
   #tally: Tally | null = null;
+  #cost: ForwardCost | null = null;
   #sources: BoardSources | null = null;
   #pipeline: Pipeline | null = null;
   #eta: EtaLog | null = null;
@@ -74,6 +74,7 @@ export class StatusBoard implements StatusSource {
     this.#stateSince = this.#startedAt;
     const rate = () => new Rate(RATE_WINDOW_S, clock.nowMs);
     this.#rates = { samples: rate(), tokens: rate() };
+    this.#shards = new ShardTally(RATE_WINDOW_S, clock.nowMs);
   }
 
   phase(phase: StateFacts["phase"], words: string): void {
@@ -82,10 +83,11 @@ export class StatusBoard implements StatusSource {
   }
 
   /** The run is known and counted; from here on the document shows what the store holds. */
-  opened(runId: string, tally: Tally, planSkips: number): void {
-    this.#runId = runId;
-    this.#tally = tally;
-    this.#planSkips = planSkips;
+  opened(run: { id: string; tally: Tally; planSkips: number; cost: ForwardCost | null }): void {
+    this.#runId = run.id;
+    this.#tally = run.tally;
+    this.#planSkips = run.planSkips;
+    this.#cost = run.cost;
   }
 
   attach(sources: BoardSources): void {
@@ -96,12 +98,7 @@ export class StatusBoard implements StatusSource {
 
   /** `seconds`: as the engine told. */
   computed(shard: number, amount: Amount, seconds: { forward: number; write: number }): void {
-    const entry = this.#shard(shard);
-    entry.samples += amount.samples;
-    entry.tokens += amount.tokens;
-    entry.batches += 1;
-    entry.rate.add(amount.samples);
-    entry.lastAt = this.#iso();
+    this.#shards.finished(shard, amount, this.#iso());
     this.#produced += amount.bytes;
     this.#pipeline?.rates.produced.add(amount.bytes);
     this.#pipeline?.engineWrote(seconds.write);
@@ -212,13 +209,13 @@ export class StatusBoard implements StatusSource {
         eta,
         hs_local: usage?.files ?? 0,
         shards: engines.map(({ shard }) => {
-          const entry = this.#shard(shard);
+          const work = this.#shards.of(shard);
           return {
             shard,
-            processed: entry.samples,
+            processed: work.samples,
             total: tally?.total.samples ?? 0,
-            rate_per_sec: entry.rate.perSecond(),
-            batch: entry.batches,
+            rate_per_sec: work.samplesRate.perSecond(),
+            batch: work.batches,
             total_batches: tally?.total.batches ?? 0,
           };
         }),
@@ -245,6 +242,7 @@ export class StatusBoard implements StatusSource {
         skipped_rows: [...this.#skippedRows].slice(-SKIPPED_TAIL).map(([row, reason]) => ({ row, reason })),
         failed: 0,
         last_commit_at: this.#lastCommitAt,
+        flops_per_token: this.#flopsPerToken(),
       },
       engines,
       stages,
@@ -292,12 +290,7 @@ export class StatusBoard implements StatusSource {
       s3Requests: stats?.requests ?? [],
       s3Retries: stats?.retryReasons ?? [],
       s3Seconds: stats?.requestSeconds ?? { boundsS: [], counts: [], sumS: 0, count: 0 },
-      tokensByShard: [...this.#shards].map(([shard, { samples, tokens, batches }]) => ({
-        shard,
-        samples,
-        tokens,
-        batches,
-      })),
+      tokensByShard: this.#shards.counts(),
     };
   }
 
@@ -317,10 +310,18 @@ export class StatusBoard implements StatusSource {
     const lanes = this.#sources?.fleet()?.status() ?? [];
     return lanes.map(({ samples_done, batches_done, ...lane }) => ({
       ...lane,
-      last_commit_at: this.#shards.get(lane.shard)?.lastAt ?? null,
+      last_commit_at: this.#shards.of(lane.shard).lastAt,
+      // The cards are not known here: see commands/gpus.ts.
       flops_share: null,
       gpu: null,
     }));
+  }
+
+  #flopsPerToken(): number | null {
+    if (!this.#cost || !this.#tally) return null;
+    const { tokens, tokensSquared } = this.#tally.total;
+    const meanTokens = this.#shards.meanTokens() ?? (tokens > 0 ? tokensSquared / tokens : null);
+    return meanTokens === null ? null : flopsPerToken(this.#cost, meanTokens);
   }
 
   /** Batches that the engines hold at once. */
@@ -388,21 +389,6 @@ export class StatusBoard implements StatusSource {
       });
     }
     return alerts;
-  }
-
-  #shard(shard: number) {
-    let entry = this.#shards.get(shard);
-    if (!entry) {
-      entry = {
-        samples: 0,
-        tokens: 0,
-        batches: 0,
-        rate: new Rate(RATE_WINDOW_S, this.#nowMs),
-        lastAt: this.#startedAt,
-      };
-      this.#shards.set(shard, entry);
-    }
-    return entry;
   }
 
   #iso(): string {
