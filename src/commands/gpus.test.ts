@@ -22,8 +22,7 @@ function engineWith(
     extraction: { ...document.extraction, flops_per_token: flopsPerToken },
     engines: document.engines.map((engine) => ({ ...engine, gpu: null, flops_share: null, ...change })),
   });
-  const source = scriptedRun({ nowMs: () => 0, engines: 1, edit });
-  return withGpus(source, { readings: () => readings }).snapshot().engines[0]!;
+  return withGpus(scriptedRun({ nowMs: () => 0, engines: 1, edit }).snapshot(), readings).engines[0]!;
 }
 
 test("8,000 tokens/s of 50 GFLOPs each are 400 of an H100's 989.4 TFLOP/s", () => {

@@ -1,23 +1,16 @@
 import { peakFlops } from "../monitor/card-peak.ts";
-import type { GpuReading, GpuWatch } from "../monitor/nvidia-smi.ts";
-import type { EngineStatus, StatusSource } from "../run/status.ts";
+import type { GpuReading } from "../monitor/nvidia-smi.ts";
+import type { EngineStatus, StatusDocument } from "../run/status.ts";
 
-/** The same source, with each engine's cards beside it: their figures, and the share of their peak that it uses. */
-export function withGpus(source: StatusSource, watch: Pick<GpuWatch, "readings">): StatusSource {
-  return {
-    counters: () => source.counters(),
-    snapshot() {
-      const document = source.snapshot();
-      const readings = watch.readings();
-      const { flops_per_token } = document.extraction;
-      const engines = document.engines.map((engine) => {
-        const cards = readings.filter((reading) => engine.devices.some((name) => isNamed(reading, name)));
-        const gpu = cards[0]?.gpu ?? null;
-        return { ...engine, gpu, flops_share: shareOfPeak(engine, cards, flops_per_token) };
-      });
-      return { ...document, engines };
-    },
-  };
+/** The same document, with each engine's cards beside it: their figures, and the share of their peak that it uses. */
+export function withGpus(document: StatusDocument, readings: readonly GpuReading[]): StatusDocument {
+  const { flops_per_token } = document.extraction;
+  const engines = document.engines.map((engine) => {
+    const cards = readings.filter((reading) => engine.devices.some((name) => isNamed(reading, name)));
+    const gpu = cards[0]?.gpu ?? null;
+    return { ...engine, gpu, flops_share: shareOfPeak(engine, cards, flops_per_token) };
+  });
+  return { ...document, engines };
 }
 
 /** CUDA takes the beginning of a UUID for the whole, if it names one card only. */

@@ -91,7 +91,8 @@ export class History {
 export function pointsOf(columns: HistoryColumns): HistoryPoint[] {
   return columns.t.map((t, i) => {
     const point = { t } as HistoryPoint;
-    for (const field of FIELDS) point[field] = columns[field][i] ?? null;
+    // Kept by an older version, it may lack a column.
+    for (const field of FIELDS) point[field] = columns[field]?.[i] ?? null;
     return point;
   });
 }

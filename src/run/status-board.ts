@@ -38,6 +38,7 @@ export class StatusBoard implements StatusSource {
   readonly #facts: BoardFacts;
   readonly #nowMs: () => number;
   readonly #wallMs: () => number;
+  readonly #withGpus: (document: StatusDocument) => StatusDocument;
   readonly #startedAt: string;
   readonly #events: StatusDocument["events_tail"] = [];
   /** Rows skipped at run time: one that is done again may be skipped again. */
@@ -66,10 +67,16 @@ export class StatusBoard implements StatusSource {
   #pageUrl: string | null = null;
   #gate: StatusDocument["gate"] = { state: "not-run", report: null };
 
-  constructor(facts: BoardFacts, clock: { nowMs: () => number; wallMs: () => number }) {
+  /** `withGpus` puts beside the engines what only the monitor knows of their cards. */
+  constructor(
+    facts: BoardFacts,
+    clock: { nowMs: () => number; wallMs: () => number },
+    withGpus: (document: StatusDocument) => StatusDocument = (document) => document,
+  ) {
     this.#facts = facts;
     this.#nowMs = clock.nowMs;
     this.#wallMs = clock.wallMs;
+    this.#withGpus = withGpus;
     this.#startedAt = this.#iso();
     this.#stateSince = this.#startedAt;
     const rate = () => new Rate(RATE_WINDOW_S, clock.nowMs);
@@ -175,7 +182,7 @@ export class StatusBoard implements StatusSource {
       this.#stateSince = at;
     }
     const elapsedH = (this.#wallMs() - Date.parse(this.#startedAt)) / 3_600_000;
-    return {
+    return this.#withGpus({
       schema_version: 1,
       app_version: facts.appVersion,
       generated_at: at,
@@ -281,7 +288,7 @@ export class StatusBoard implements StatusSource {
       training: null,
       alerts: this.#alerts(judged),
       events_tail: [...this.#events],
-    };
+    });
   }
 
   counters(): RunCounters {
@@ -311,7 +318,7 @@ export class StatusBoard implements StatusSource {
     return lanes.map(({ samples_done, batches_done, ...lane }) => ({
       ...lane,
       last_commit_at: this.#shards.of(lane.shard).lastAt,
-      // The cards are not known here: see commands/gpus.ts.
+      // See `withGpus`.
       flops_share: null,
       gpu: null,
     }));
