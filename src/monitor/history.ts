@@ -53,6 +53,11 @@ export class History {
     return columns;
   }
 
+  /** The oldest point's time; null before the first. */
+  beganS(): number | null {
+    return this.#tiers.toReversed().find((tier) => tier.length > 0)?.[0]?.t ?? null;
+  }
+
   /** All points, oldest first: what `restore` takes. */
   points(): HistoryPoint[] {
     return this.#tiers.toReversed().flat();
