@@ -32,8 +32,7 @@ export function scriptedRun(options) {
     const elapsedS = (nowMs() - startedMs) / 1_000;
     const swing = wave(elapsedS);
     const tokensPerS = TOKENS_PER_S * (1 + 0.03 * swing);
-    const engineTokensPerS = (shard) =>
-      (tokensPerS / engines) * (shard === 2 ? 0.91 : 1.03 - 0.01 * shard);
+    const engineTokensPerS = (shard) => (tokensPerS / engines) * (shard === 2 ? 0.91 : 1.03 - 0.01 * shard);
     const tokens = Math.min(TOKENS_TOTAL, Math.floor(elapsedS * TOKENS_PER_S));
     const share = tokens / TOKENS_TOTAL;
     const leftS = (TOKENS_TOTAL - tokens) / TOKENS_PER_S;

@@ -26,7 +26,10 @@ function engineWith(
 }
 
 test("8,000 tokens/s of 50 GFLOPs each are 400 of an H100's 989.4 TFLOP/s", () => {
-  const engine = engineWith({ devices: ["GPU-1a2b-33"], tokens_per_s: 8_000 }, [card(0, H100), card(1, H100)]);
+  const engine = engineWith({ devices: ["GPU-1a2b-33"], tokens_per_s: 8_000 }, [
+    card(0, H100),
+    card(1, H100),
+  ]);
   expect(engine.flops_share).toBeCloseTo(400 / 989.4, 12);
   expect(engine.gpu?.index).toBe(1);
 });

@@ -2,7 +2,7 @@ import { formatBytes } from "../base/bytes.ts";
 import { plainText } from "../base/log.ts";
 import type { StatusDocument } from "../run/status.ts";
 import { tableLines } from "./io.ts";
-import { countText, secondsText } from "./progress-lines.ts";
+import { countText, rateText, secondsText } from "./progress-lines.ts";
 
 /** The status document as a person reads it: the run, its parts where there are several, its engines. */
 export function statusTable(document: StatusDocument, parts: StatusDocument[], source: string): string[] {
@@ -11,10 +11,14 @@ export function statusTable(document: StatusDocument, parts: StatusDocument[], s
   // Of a run that has ended, or fell silent, only what stands is told: rates and advice would be history.
   const going = run.exit_code === null && run.state !== "lost";
   const ifGoing = (text: string) => (going ? text : null);
+  const ifUnderWay = (text: string) => (going && run.state !== "starting" ? text : null);
   const facts: [string, string | null][] = [
     ["run", `${run.address} (${run.id})`],
-    ["state", `${run.state}${going ? `, ${run.phase}` : ""}, since ${run.state_since}`],
-    ["reason", run.reason],
+    [
+      "state",
+      `${run.state}${going && run.state !== "starting" ? `, ${run.phase}` : ""}, since ${run.state_since}`,
+    ],
+    [run.state === "starting" ? "at" : "reason", run.reason],
     ["next", run.action],
     [
       "committed",
@@ -23,13 +27,10 @@ export function statusTable(document: StatusDocument, parts: StatusDocument[], s
         `${countText(tokens.done)} of ${countText(tokens.total)} tokens`,
     ],
     ["skipped", extraction.skipped === 0 ? null : countText(extraction.skipped)],
-    [
-      "rate",
-      ifGoing(`${countText(Math.round(tokens.rate))} tokens/s, ${extraction.agg_rate.toFixed(1)} samples/s`),
-    ],
+    ["rate", ifUnderWay(rateText(document))],
     [
       "to go",
-      ifGoing(eta.p50_s === null ? eta.reason || "unknown" : `${secondsText(eta.p50_s)} (${eta.reason})`),
+      ifUnderWay(eta.p50_s === null ? eta.reason || "unknown" : `${secondsText(eta.p50_s)} (${eta.reason})`),
     ],
     [
       "spool",
@@ -37,7 +38,7 @@ export function statusTable(document: StatusDocument, parts: StatusDocument[], s
     ],
     [
       "upload",
-      ifGoing(
+      ifUnderWay(
         `${s3.mb_per_s.toFixed(1)} MB/s, ${s3.inflight} of ${s3.limit} connections, ${countText(s3.retries)} retries`,
       ),
     ],

@@ -32,7 +32,8 @@ function document(change: (document: StatusDocument) => void = () => {}): Status
   const made = board.snapshot();
   made.run.state = "running";
   made.run.phase = "extracting";
-  Object.assign(made.extraction, { total_processed: 500, total: 2_000, agg_rate: 10 });
+  const last_commit_at = "2026-01-01T11:59:00.000Z";
+  Object.assign(made.extraction, { total_processed: 500, total: 2_000, agg_rate: 10, last_commit_at });
   Object.assign(made.extraction.tokens, {
     done: 250,
     uploaded: 50,
@@ -124,6 +125,57 @@ describe("the terminal block", () => {
     const text = progressBlock(document(), style).join("\n");
     expect(text).toContain("no estimate yet");
     expect(text).not.toMatch(/NaN|null|undefined/);
+  });
+});
+
+describe("a run that is starting", () => {
+  const starting = (phase: string, detail: string | null) =>
+    document((made) => {
+      made.run = { ...made.run, state: "starting", phase, reason: detail ? `${phase}: ${detail}` : phase };
+      made.extraction.last_commit_at = null;
+      made.extraction.tokens.rate = 0;
+    });
+  const unopened = (phase: string) =>
+    document((made) => {
+      Object.assign(made.run, { state: "starting", phase, reason: phase });
+      Object.assign(made.extraction, { total: 0, total_processed: 0, last_commit_at: null });
+      Object.assign(made.extraction.tokens, { done: 0, total: 0, rate: 0 });
+    });
+
+  test("says what it is at, and no rates: there are none yet", () => {
+    const loading = starting("loading the model", "onnx-0 is loading");
+    expect(progressLine(loading)).toBe(
+      "starting: loading the model: onnx-0 is loading, 500/2,000 samples are committed",
+    );
+    expect(progressLine(unopened("opening the store"))).toBe("starting: opening the store");
+    for (const made of [loading, unopened("opening the store")]) {
+      const shown = [...progressBlock(made, style), ...statusTable(made, [made], "x")].join("\n");
+      expect(shown).toContain(made.run.reason);
+      expect(shown).not.toMatch(/tokens\/s, |MB\/s|stalled|0\.0 %/);
+    }
+  });
+
+  test("plain shows a line at each phase, not at each step within it", () => {
+    const { io, shown } = fakeIo();
+    const view = makeProgress("plain", io, () => 0);
+    view.update(starting("reading the dataset", "1 rows"));
+    view.update(starting("reading the dataset", "2 rows"));
+    view.update(starting("loading the model", null));
+    view.update(document());
+    expect(shown.map((line) => line.slice(9, 40).trim())).toEqual([
+      "starting: reading the dataset:",
+      "starting: loading the model, 50",
+      "running 25.0 %, 500/2,000 sampl",
+    ]);
+  });
+
+  test("that it has not committed anything yet is said, and is not a rate of 0", () => {
+    const first = document((made) => {
+      made.extraction.last_commit_at = null;
+      made.extraction.tokens.rate = 0;
+    });
+    expect(progressLine(first)).toContain("nothing committed yet in this session");
+    expect(progressLine(first)).not.toContain("tokens/s");
   });
 });
 

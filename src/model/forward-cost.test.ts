@@ -46,8 +46,7 @@ it("a hybrid's linear attention costs the same at any length, its full attention
 
 it("of a multimodal model only the text model's blocks count", () => {
   // hidden 64, state 6 heads x 32 x 16, convolution 224 x 4.
-  const linear =
-    2 * (224 * 4 + 2 * 6 * 64 + 224 * 64 + 96 * 64 + 64 * 96 + 3 * 64 * 128) + 6 * 6 * 32 * 16;
+  const linear = 2 * (224 * 4 + 2 * 6 * 64 + 224 * 64 + 96 * 64 + 64 * 96 + 3 * 64 * 128) + 6 * 6 * 32 * 16;
   expect(flops("random-qwen3_5-vl", 0, 0)).toBe(linear);
 });
 

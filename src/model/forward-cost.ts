@@ -66,6 +66,12 @@ export function flopsPerToken(cost: ForwardCost, meanTokens: number): number {
   return cost.attention.reduce((sum, { width, window }) => sum + 2 * width * lookedAt(window), cost.fixed);
 }
 
+/** What a token's attention adds for each token of its sample, as a share of the rest of its cost. */
+export function attentionShare({ fixed, attention }: ForwardCost): number {
+  const width = attention.reduce((sum, block) => sum + (block.window === null ? block.width : 0), 0);
+  return fixed > 0 ? width / fixed : 0;
+}
+
 /** Tensors of blocks 0..lastTap, each under its name within its block. */
 function blocksOf(tensors: Iterable<WeightTensor>, lastTap: number): Map<string, WeightTensor>[] {
   const blocks = Array.from({ length: lastTap + 1 }, () => new Map<string, WeightTensor>());

@@ -105,7 +105,8 @@ class MonitorThread {
       });
     });
     const answer = await Promise.race([answered, thread.ended]);
-    if (typeof answer === "string") throw new Error(`the monitor's thread ended before it listened: ${answer}`);
+    if (typeof answer === "string")
+      throw new Error(`the monitor's thread ended before it listened: ${answer}`);
     if (answer.kind === "refused") throw new RunError(answer.error);
     if (answer.kind === "listening") Object.assign(thread, { url: answer.url, port: answer.port });
     return thread;

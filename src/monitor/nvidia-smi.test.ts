@@ -9,7 +9,9 @@ const MIB = 2 ** 20;
 
 // Values as cards of several generations have printed them; the columns are those that we ask for.
 test("a healthy card", () => {
-  expect(parseGpuLine("0, GPU-22b2c6ac-2d49-4863-197c-9c469071178a, 86, 7112, 7979, 176.98, 45, NVIDIA L4")).toEqual({
+  expect(
+    parseGpuLine("0, GPU-22b2c6ac-2d49-4863-197c-9c469071178a, 86, 7112, 7979, 176.98, 45, NVIDIA L4"),
+  ).toEqual({
     uuid: "GPU-22b2c6ac-2d49-4863-197c-9c469071178a",
     gpu: {
       index: 0,
@@ -28,9 +30,18 @@ test.each([
     "a GTX 770 with an old driver",
     "1, GPU-45535fc5-0734-b693-29f7-43fe940f6e67, [Not Supported], 0, 2004, [Not Supported], 52, GeForce GTX 770",
   ],
-  ["a newer driver for the same", "1, GPU-45535fc5-0734-b693-29f7-43fe940f6e67, [N/A], 0, 2004, [N/A], 52, GeForce GTX 770"],
-  ["older still, without brackets", "1, GPU-45535fc5-0734-b693-29f7-43fe940f6e67, N/A, 0, 2004, N/A, 52, GeForce GTX 770"],
-  ["a card in trouble", "1, GPU-45535fc5-0734-b693-29f7-43fe940f6e67, ERR!, 0, 2004, [Unknown Error], 52, GeForce GTX 770"],
+  [
+    "a newer driver for the same",
+    "1, GPU-45535fc5-0734-b693-29f7-43fe940f6e67, [N/A], 0, 2004, [N/A], 52, GeForce GTX 770",
+  ],
+  [
+    "older still, without brackets",
+    "1, GPU-45535fc5-0734-b693-29f7-43fe940f6e67, N/A, 0, 2004, N/A, 52, GeForce GTX 770",
+  ],
+  [
+    "a card in trouble",
+    "1, GPU-45535fc5-0734-b693-29f7-43fe940f6e67, ERR!, 0, 2004, [Unknown Error], 52, GeForce GTX 770",
+  ],
 ])("%s: what is not a number is unknown, the rest stays", (_, line) => {
   const reading = parseGpuLine(line);
   expect(reading?.gpu).toEqual({

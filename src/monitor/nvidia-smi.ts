@@ -143,6 +143,14 @@ function figure(cell: string): number | null {
 function withoutFigures({ uuid, gpu }: GpuReading): GpuReading {
   return {
     uuid,
-    gpu: { index: gpu.index, name: gpu.name, util: null, mem_used: null, mem_total: null, power: null, temp: null },
+    gpu: {
+      index: gpu.index,
+      name: gpu.name,
+      util: null,
+      mem_used: null,
+      mem_total: null,
+      power: null,
+      temp: null,
+    },
   };
 }

@@ -57,7 +57,7 @@ export async function openRun(
     store,
     runDirectory: options.runDirectory,
     log,
-    onPhase: (phase) => board.phase("planning", phase),
+    onPhase: (phase, detail) => board.phase("planning", phase, detail),
     signal: stop,
   });
   closers.push(() => prepared.rows.close());
@@ -71,7 +71,20 @@ export async function openRun(
   });
 
   board.phase("planning", "looking for another run on this part");
-  await claimPart({ store, part: options.part, host, pidAlive, takeOver: options.takeOver, signal: stop });
+  await claimPart({
+    store,
+    part: options.part,
+    host,
+    pidAlive,
+    takeOver: options.takeOver,
+    onWaiting: (seconds) =>
+      board.phase(
+        "planning",
+        "waiting to see whether another run on this part lives",
+        `up to ${seconds} s; --take-over if you know that it is dead`,
+      ),
+    signal: stop,
+  });
   const spool = await Spool.open({
     ...options.spool,
     owner: { runId, part: `${options.part.index}/${options.part.count}` },

@@ -167,7 +167,7 @@ export const StatusDocument = z.object({
   engines: z.array(EngineStatus),
   stages: z.array(StageStatus),
   bottleneck: Bottleneck,
-  engine_seconds_lost: maybe.describe("engine seconds spent waiting in this session"),
+  engine_seconds_lost: maybe.describe("engine seconds spent waiting in this session, loading not counted"),
   spool: z.object({
     directory: z.string(),
     bytes: count,

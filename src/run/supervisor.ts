@@ -98,6 +98,9 @@ export class Supervisor {
     const { board, log, stop } = tools;
     const { plan } = prepared;
     this.#spool = spool;
+    const found = spool.usage().files;
+    if (found > 0)
+      board.phase("planning", "checking the packs that were left in the spool", `${found} packs`);
     const recovered = await recoverReady({
       spool,
       identity: runId,
@@ -166,8 +169,9 @@ export class Supervisor {
     tools.onLive?.({ setUploads: (limits) => uploader.setLimits(limits) });
 
     const halt = AbortSignal.any([stop, this.#failed.signal]);
-    while (loop.hasWork && !halt.aborted) {
-      board.phase("loading", "loading the model");
+    for (let round = 1; loop.hasWork && !halt.aborted; round += 1) {
+      if (round === 1) board.phase("loading", "loading the model");
+      else board.phase("extracting", "computing again what was spoiled");
       await loop.round(halt, this.#options.stopDeadlineMs);
       board.phase("draining", "uploading what is left");
       // A pack whose file was spoiled comes back meanwhile: then there is another round.
