@@ -37,7 +37,11 @@ test("an engine that takes long to load, and then long over its first batch, is 
 
   const starts: StatusDocument[] = [];
   const shown = new Set<string>();
-  for (let document = await statusOf(url); document.run.state === "starting"; document = await statusOf(url)) {
+  for (
+    let document = await statusOf(url);
+    document.run.state === "starting";
+    document = await statusOf(url)
+  ) {
     starts.push(document);
     shown.add((await page.locator(".answer.state .more").textContent()) ?? "");
     await page.waitForTimeout(100);

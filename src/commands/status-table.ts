@@ -2,6 +2,7 @@ import { formatBytes } from "../base/bytes.ts";
 import { plainText } from "../base/log.ts";
 import type { StatusDocument } from "../run/status.ts";
 import { tableLines } from "./io.ts";
+import { hasEnded } from "./merge-parts.ts";
 import { countText, rateText, secondsText } from "./progress-lines.ts";
 
 /** The status document as a person reads it: the run, its parts where there are several, its engines. */
@@ -10,6 +11,7 @@ export function statusTable(document: StatusDocument, parts: StatusDocument[], s
   const { tokens, batches, eta } = extraction;
   // Of a run that has ended, or fell silent, only what stands is told: rates and advice would be history.
   const going = run.exit_code === null && run.state !== "lost";
+  const isSeveral = parts.length > 1;
   const ifGoing = (text: string) => (going ? text : null);
   const ifUnderWay = (text: string) => (going && run.state !== "starting" ? text : null);
   const facts: [string, string | null][] = [
@@ -47,27 +49,30 @@ export function statusTable(document: StatusDocument, parts: StatusDocument[], s
       s3.publish_mode === null ? null : `${s3.publish_mode}, verified by ${s3.verify_mode ?? "unknown"}`,
     ],
     ["limit", bottleneck.stage === null ? null : ifGoing(`${bottleneck.stage}: ${bottleneck.advice}`)],
-    ["page", run.page_url === null ? null : ifGoing(run.page_url)],
-    ["directory", `${run.host}:${run.run_directory}`],
+    ["page", run.page_url === null || isSeveral ? null : ifGoing(run.page_url)],
+    ["directory", isSeveral ? null : `${run.host}:${run.run_directory}`],
     ["as of", `${document.generated_at}, from ${source}`],
   ];
   const lines = tableLines(facts.flatMap(([name, value]) => (value === null ? [] : [[name, value]])));
-  if (parts.length > 1) lines.push("", ...partLines(parts));
+  if (isSeveral || run.part.count > 1) lines.push("", ...partLines(parts));
   if (going && document.engines.length > 0) lines.push("", ...engineLines(document));
   for (const { level, text } of document.alerts) lines.push(`${level}: ${text}`);
   return lines.map((line) => plainText(line).replaceAll("\n", " "));
 }
 
-function partLines(parts: StatusDocument[]): string[] {
-  const rows = parts.map(({ run, extraction, heartbeat_at }) => [
+/** A line each, by their last heartbeats. */
+export function partLines(parts: readonly StatusDocument[]): string[] {
+  const rows = parts.map(({ run, extraction: { batches, tokens, last_commit_at }, heartbeat_at }) => [
     `${run.part.index}/${run.part.count}`,
     run.state,
     run.host,
-    countText(Math.round(extraction.tokens.rate)),
+    `${countText(batches.committed)} of ${countText(batches.total)}`,
+    last_commit_at === null || hasEnded(run.state) ? "-" : countText(Math.round(tokens.rate)),
     heartbeat_at,
     run.reason ?? "",
   ]);
-  return tableLines([["part", "state", "host", "tokens/s", "heartbeat", ""], ...rows], new Set([3]));
+  const head = ["part", "state", "host", "batches", "tokens/s", "heartbeat", ""];
+  return tableLines([head, ...rows], new Set([3, 4])).map((line) => plainText(line).replaceAll("\n", " "));
 }
 
 /** Slowest first: that one is worth a look. */

@@ -2,7 +2,6 @@ import { describe, expect, test } from "vitest";
 import { RUN_STATES, StatusDocument } from "../run/status.ts";
 import { StatusBoard } from "../run/status-board.ts";
 import type { Io } from "./io.ts";
-import { lost, mergeParts, withLost } from "./merge-status.ts";
 import { chooseMode, eventLine, makeProgress } from "./progress.ts";
 import { progressBlock, progressLine, secondsText } from "./progress-lines.ts";
 import { statusTable } from "./status-table.ts";
@@ -265,65 +264,5 @@ describe("how progress is shown", () => {
       "1 h 30 min",
       "2 d 7 h",
     ]);
-  });
-});
-
-describe("several parts, and silent ones", () => {
-  const part = (index: number, change: (made: StatusDocument) => void = () => {}) =>
-    document((made) => {
-      made.run.part = { index, count: 2 };
-      change(made);
-    });
-
-  test("a machine is lost after three intervals without a heartbeat, by the store's clock alone", () => {
-    const at = (silentS: number) =>
-      withLost({ document: document(), lastModifiedMs: 1_000_000, serverDateMs: 1_000_000 + silentS * 1000 });
-    expect(at(180).run.state).toBe("running");
-    expect(at(181).run.state).toBe("lost");
-    expect(at(181).run.action).toContain("forebay resume");
-    expect(at(181).extraction.tokens.rate).toBe(0);
-  });
-
-  test("a machine that said how it ended is not lost, nor is one whose store tells no times", () => {
-    const done = document((made) => {
-      made.run.state = "done";
-    });
-    expect(withLost({ document: done, lastModifiedMs: 0, serverDateMs: 1e9 }).run.state).toBe("done");
-    expect(withLost({ document: document(), lastModifiedMs: null, serverDateMs: 1e9 }).run.state).toBe(
-      "running",
-    );
-    expect(lost(done, "gone").run.state).toBe("done");
-  });
-
-  test("rates, engines and spools of parts add up; what is committed is what the store holds", () => {
-    const counts = { batches: 20, samples: 1_000, tokens: 600, bytes: 9 };
-    const merged = mergeParts([part(1), part(2)], counts);
-    expect(merged.extraction.tokens.rate).toBe(10_000);
-    expect(merged.extraction.total_processed).toBe(1_000);
-    expect(merged.extraction.batches.committed).toBe(20);
-    expect(merged.spool.budget_bytes).toBe(2 ** 31);
-    expect(merged.extraction.eta.p50_s).toBeCloseTo(400 / 10_000);
-    expect(() => StatusDocument.parse(merged)).not.toThrow();
-  });
-
-  test("the state shown is that of the part which most needs a person", () => {
-    const blocked = part(2, (made) => {
-      made.run.state = "blocked";
-      made.run.reason = "credentials";
-    });
-    const merged = mergeParts([part(1), blocked], null);
-    expect([merged.run.state, merged.run.reason]).toEqual(["blocked", "credentials"]);
-  });
-
-  test("the table names every part, and hostile text in it is inert", () => {
-    const text = statusTable(
-      mergeParts([part(1), part(2, hostile)], null),
-      [part(1), part(2, hostile)],
-      "the store",
-    ).join("\n");
-    expect(text).toContain("1/2");
-    expect(text).toContain("2/2");
-    expect(text).not.toContain("\u001b");
-    expect(text).not.toContain("\u202e");
   });
 });

@@ -21,7 +21,9 @@ export async function extract(options: ExtractOptions, tools: ExtractTools): Pro
     supervisor.look();
     try {
       tools.board.look();
-      tools.onTick?.(tools.board.snapshot());
+      const document = tools.board.snapshot();
+      supervisor.shown(document.run.state);
+      tools.onTick?.(document);
     } catch (error) {
       // A fault of who only looks must not become the run's.
       if (!isBlind) tools.log.error("status.failed", { error: describeError(error) });

@@ -24,6 +24,7 @@ import type { PreparedRun } from "./prepare.ts";
 import { publishInputs } from "./publish-inputs.ts";
 import { assertSameIdentity, type RunRecord } from "./record.ts";
 import { remainingBatches } from "./remaining.ts";
+import type { RunState } from "./status.ts";
 import type { Tally } from "./tally.ts";
 
 const HEARTBEAT_INTERVAL_S = 60;
@@ -64,6 +65,11 @@ export class Supervisor {
   /** Once a second. */
   look(): void {
     if (this.#spool) this.#blocked.disk(this.#spool.usage().paused);
+  }
+
+  /** Once a second, with the state as everybody is shown it. */
+  shown(state: RunState): void {
+    this.#heartbeat?.look(state);
   }
 
   async run(): Promise<Ending> {
@@ -213,6 +219,7 @@ export class Supervisor {
       intervalS: HEARTBEAT_INTERVAL_S,
       document: () => this.#tools.board.snapshot(),
       log: this.#tools.log,
+      nowMs: this.#tools.nowMs,
     });
   }
 
