@@ -65,21 +65,24 @@ export function progressBlock(status: StatusDocument, style: LineStyle): string[
 export function progressLine(status: StatusDocument): string {
   const { run, extraction, s3, spool } = status;
   const { tokens } = extraction;
-  const hasRate = run.exit_code === null || extraction.last_commit_at !== null;
   const samples = `${countText(extraction.total_processed)}/${countText(extraction.total)} samples`;
+  const share = `${run.state} ${percent(tokens.done, tokens.total)}`;
+  const reason = [...(run.reason ? [run.reason] : []), ...(run.action ? [`next: ${run.action}`] : [])];
   const parts =
     run.state === "starting"
       ? [`starting: ${run.reason ?? run.phase}`, ...(tokens.total > 0 ? [`${samples} are committed`] : [])]
-      : [
-          `${run.state} ${percent(tokens.done, tokens.total)}`,
-          samples,
-          ...(hasRate ? [rateText(status)] : []),
-          `upload ${s3.mb_per_s.toFixed(1)} MB/s`,
-          `spool ${formatBytes(spool.bytes)}`,
-          etaText(status),
-          ...(run.reason ? [run.reason] : []),
-          ...(run.action ? [`next: ${run.action}`] : []),
-        ];
+      : run.exit_code === null
+        ? [
+            share,
+            samples,
+            rateText(status),
+            `upload ${s3.mb_per_s.toFixed(1)} MB/s`,
+            `spool ${formatBytes(spool.bytes)}`,
+            etaText(status),
+            ...reason,
+          ]
+        : // Of a run that has ended rates are history.
+          [share, samples, ...(spool.files > 0 ? [`spool ${formatBytes(spool.bytes)}`] : []), ...reason];
   return plainText(parts.join(", ")).replaceAll(/\s*\n\s*/g, "; ");
 }
 

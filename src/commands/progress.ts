@@ -60,10 +60,10 @@ function lineView(io: Io, nowMs: () => number): ProgressView {
   let lastMs = Number.NEGATIVE_INFINITY;
   let lastState = "";
   let last: StatusDocument | null = null;
-  let shown: StatusDocument | null = null;
+  let shown = "";
   const show = (status: StatusDocument) => {
-    io.stderr(`${status.generated_at.slice(11, 19)} ${progressLine(status)}\n`);
-    shown = status;
+    shown = progressLine(status);
+    io.stderr(`${status.generated_at.slice(11, 19)} ${shown}\n`);
   };
   return {
     update(status) {
@@ -80,7 +80,8 @@ function lineView(io: Io, nowMs: () => number): ProgressView {
       if (event.level === "warn" || event.level === "error") io.stderr(`${eventLine(event)}\n`);
     },
     finish() {
-      if (last && last !== shown) show(last);
+      if (last && progressLine(last) !== shown) show(last);
+      last = null;
     },
   };
 }

@@ -15,7 +15,8 @@ export class RunEta {
   readonly #sources: BoardSources;
   readonly #tally: Tally;
   readonly #log: EtaLog;
-  readonly #attentionShare: number;
+  /** See EtaInput. */
+  readonly attentionShare: number;
   /** Of engines, for want of room. */
   readonly #blocked: Idle = { seconds: 0, seen: 0 };
   /** Of connections, for want of packs. */
@@ -26,7 +27,7 @@ export class RunEta {
     this.#nowMs = nowMs;
     this.#sources = run.sources;
     this.#tally = run.tally;
-    this.#attentionShare = run.cost ? attentionShare(run.cost) : 0;
+    this.attentionShare = run.cost ? attentionShare(run.cost) : 0;
     this.#log = new EtaLog(nowMs() / 1000);
     this.#look();
     // What was idle before does not count.
@@ -43,6 +44,11 @@ export class RunEta {
     this.#log.packVerified(this.#nowMs() / 1000, bytes, this.#starved.seconds);
   }
 
+  /** Batches that the engines hold at once. */
+  get slots(): number {
+    return Math.max(1, this.#tally.at.engine.batches);
+  }
+
   /** `wallMs`: Unix milliseconds of now. */
   estimate(wallMs: number): Eta {
     const tally = this.#tally;
@@ -52,9 +58,8 @@ export class RunEta {
       log: this.#log,
       toCompute: tally.toCompute(),
       bytesToVerify: tally.total.bytes - tally.committed.bytes,
-      // Batches that the engines hold at once.
-      slots: Math.max(1, tally.at.engine.batches),
-      attentionShare: this.#attentionShare,
+      slots: this.slots,
+      attentionShare: this.attentionShare,
     });
   }
 
