@@ -1,8 +1,9 @@
 #!/usr/bin/env node
 // bench eta: how wrong the ETA is, and how often its band holds the true end: over simulated runs, and over the real
 // ones in bench/recordings. Targets: the median within 10 % after 15 % of the tokens, the band true from 10 % on.
-//   --record NAME -- RUN-OPTIONS   first makes a real run (its address and these options) and records it under NAME;
-//                                  the machine should have nothing else to do, or its neighbours are what is measured
+//   --record NAME -- ADDRESS RUN-OPTIONS   first makes a real run, from nothing to its end, and records it under NAME;
+//                    the machine should have nothing else to do, or its neighbours are what is measured
+//   --only TEXT      replays only the runs whose name holds TEXT
 import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
@@ -29,7 +30,7 @@ const SCENARIOS = {
 };
 
 const { values: flags, positionals } = parseArgs({
-  options: { record: { type: "string" } },
+  options: { record: { type: "string" }, only: { type: "string", default: "" } },
   allowPositionals: true,
 });
 if (flags.record) await record(flags.record, positionals);
@@ -45,7 +46,7 @@ const runs = [
       recording: readRecording(join(RECORDINGS, file)),
     })),
 ];
-report(runs);
+report(runs.filter(({ name }) => name.includes(flags.only)));
 
 function report(all) {
   const byName = new Map();
@@ -107,7 +108,9 @@ function readRecording(path) {
 
 /** A real run from nothing to its end, as the first line (what is known at the start) and an event a line. */
 async function record(name, runOptions) {
+  if (!/^[\w.-]+$/.test(name)) throw new Error(`--record: expected a plain name, found "${name}"`);
   const raw = join(tmpdir(), `forebay-recording-${process.pid}.jsonl`);
+  rmSync(raw, { force: true });
   const run = spawn(process.execPath, [join(ROOT, "dist/cli.js"), "run", ...runOptions], {
     stdio: ["ignore", "inherit", "inherit"],
     env: {
@@ -118,20 +121,26 @@ async function record(name, runOptions) {
   });
   const [code] = await once(run, "exit");
   if (code !== 0) throw new Error(`the run ended with ${code}`);
-  const events = readFileSync(raw, "utf8")
+  if (!existsSync(raw)) throw new Error("the run had nothing to do: name an address where none stands");
+  const all = readFileSync(raw, "utf8")
     .trim()
     .split("\n")
     .map((line) => JSON.parse(line));
   rmSync(raw);
+  const facts = all.filter(({ kind }) => kind === "facts");
+  const events = all.filter(({ kind }) => kind !== "facts");
   const totals = { tokens: 0, tokensSquared: 0, bytes: 0 };
   for (const { tokens = 0, tokensSquared = 0, bytes = 0 } of events) {
     totals.tokens += tokens;
     totals.tokensSquared += tokensSquared;
     totals.bytes += bytes;
   }
-  const startS = events.find(({ kind }) => kind === "computed").startS;
-  const head = { startS, slots: 8, attentionShare: 0, totals };
+  const { startS } = events.find(({ kind }) => kind === "computed");
+  const slots = Math.max(...facts.map((fact) => fact.slots));
+  const head = { startS, slots, attentionShare: facts[0].attentionShare, totals };
   const lines = [head, ...events.map(({ startS: _, ...event }) => event)].map((line) => JSON.stringify(line));
   mkdirSync(RECORDINGS, { recursive: true });
   writeFileSync(join(RECORDINGS, `${name}.jsonl`), `${lines.join("\n")}\n`);
+  const [minutes, batches] = [(events.at(-1).atS - startS) / 60, facts.length];
+  console.log(`bench/recordings/${name}.jsonl: ${batches} batches in ${minutes.toFixed(1)} min\n`);
 }

@@ -1,7 +1,9 @@
 #!/usr/bin/env node
 // bench monitor: how long /api/status takes while packs are made and uploaded at full speed by the same process, to
-// a null sink, with 100 pages open. Targets: p99 <= 50 ms.
+// a null sink, with 100 pages open. Targets: p99 <= 50 ms, or what the machine allows: `floor`, the same question at the
+// same moments to a process that only gives constant bytes.
 //   --seconds N    of measuring, each time; default 20
+//   --pages N      open meanwhile; default 100
 import { spawn, spawnSync } from "node:child_process";
 import { randomBytes } from "node:crypto";
 import { mkdtempSync, rmSync } from "node:fs";
@@ -13,19 +15,19 @@ import { fileURLToPath } from "node:url";
 import { parseArgs } from "node:util";
 
 const ROOT = dirname(dirname(fileURLToPath(import.meta.url)));
-const { values: flags } = parseArgs({ options: { seconds: { type: "string", default: "20" } } });
-const PAGES = 100;
+const { values: flags } = parseArgs({
+  options: { seconds: { type: "string", default: "20" }, pages: { type: "string", default: "100" } },
+});
+const PAGES = Number(flags.pages);
 const EVERY_MS = 25;
 /** More packs than can be sent in the time: the process is ended when the measuring is. */
 const PACKS = 100_000;
 const SAMPLE_TOKENS = 332;
 const SAMPLES_PER_PACK = 3;
 
-/** How late this process's own timers are: a machine with other things to do answers late whatever it is asked. */
-const latenessMs = [];
-
 const scratch = mkdtempSync(join(tmpdir(), "forebay-bench-"));
 const children = [];
+/** One connection to each server. */
 const agent = new Agent({ keepAlive: true, maxSockets: 1 });
 let code = 1;
 try {
@@ -43,33 +45,31 @@ async function main() {
   console.log(`${cpus().length} x ${cpus()[0].model}; Node ${process.version}; ${PAGES} pages open`);
   const sinkPort = await startSink();
   const port = await startSupervisor(sinkPort);
+  const floorPort = await startFloor((await ask(port, "/api/status")).length);
   await sleep(3_000);
   const streams = Array.from({ length: PAGES }, () => openStream(port));
-  const results = {};
-  for (const path of ["/api/status", "/api/history", "/metrics"]) {
-    const ms = await measure(port, path, (Number(flags.seconds) * 1_000) / (path === "/api/status" ? 1 : 4));
-    results[path] = { p50: quantile(ms, 0.5), p99: quantile(ms, 0.99), max: ms.at(-1), count: ms.length };
-    const { p50, p99, max, count } = results[path];
-    console.log(
-      `${path.padEnd(14)} ${count} requests: p50 ${p50.toFixed(1)} ms, p99 ${p99.toFixed(1)} ms, max ${max.toFixed(1)} ms`,
-    );
-  }
+  await sleep(1_000);
+  const seconds = Number(flags.seconds);
+  const status = await measure(port, "/api/status", seconds, floorPort);
+  show("/api/status", status.ms);
+  show("floor", status.floorMs);
+  for (const path of ["/api/history", "/metrics"]) show(path, (await measure(port, path, seconds / 4)).ms);
   const uploaded = await sinkBytes();
   console.log(`meanwhile uploaded: ${(uploaded / 1e6).toFixed(0)} MB/s of packs; ${streams.length} streams`);
-  const { p50, p99 } = results["/api/status"];
-  const lateness = quantile(
-    latenessMs.sort((a, b) => a - b),
-    0.99,
-  );
-  console.log(`this machine's own timers meanwhile: p99 ${lateness.toFixed(1)} ms late`);
   console.log(
     JSON.stringify({
-      p50_ms: round(p50),
-      p99_ms: round(p99),
+      p50_ms: round(quantile(status.ms, 0.5)),
+      p99_ms: round(quantile(status.ms, 0.99)),
+      floor_p50_ms: round(quantile(status.floorMs, 0.5)),
+      floor_p99_ms: round(quantile(status.floorMs, 0.99)),
       uploaded_mb_s: round(uploaded / 1e6),
-      timers_late_p99_ms: round(lateness),
     }),
   );
+}
+
+function show(name, ms) {
+  const [p50, p99, max] = [quantile(ms, 0.5), quantile(ms, 0.99), ms.at(-1)].map((each) => each.toFixed(1));
+  console.log(`${name.padEnd(14)} ${ms.length} requests: p50 ${p50} ms, p99 ${p99} ms, max ${max} ms`);
 }
 
 async function startSink() {
@@ -129,29 +129,48 @@ async function startSupervisor(sinkPort) {
   });
 }
 
-async function measure(port, path, forMs) {
-  const times = [];
-  const untilMs = performance.now() + forMs;
+/** Times in milliseconds, sorted; with `floorPort` also of the same question asked there, by turns. */
+async function measure(port, path, forS, floorPort = null) {
+  const [ms, floorMs] = [[], []];
+  const untilMs = performance.now() + forS * 1_000;
   while (performance.now() < untilMs) {
-    const startMs = performance.now();
-    await ask(port, path);
-    const ms = performance.now() - startMs;
-    times.push(ms);
-    const pauseMs = Math.max(1, EVERY_MS - ms);
-    const pausedMs = performance.now();
-    await sleep(pauseMs);
-    latenessMs.push(performance.now() - pausedMs - pauseMs);
+    const took = await timed(port, path);
+    ms.push(took);
+    await sleep(Math.max(1, EVERY_MS - took));
+    if (floorPort === null) continue;
+    const floor = await timed(floorPort, path);
+    floorMs.push(floor);
+    await sleep(Math.max(1, EVERY_MS - floor));
   }
-  return times.sort((a, b) => a - b);
+  return { ms: ms.sort((a, b) => a - b), floorMs: floorMs.sort((a, b) => a - b) };
 }
 
+async function timed(port, path) {
+  const startMs = performance.now();
+  await ask(port, path);
+  return performance.now() - startMs;
+}
+
+/** The answer's body. */
 function ask(port, path) {
   return new Promise((resolve, reject) => {
     get({ port, host: "127.0.0.1", path, agent }, (answer) => {
       if (answer.statusCode !== 200) reject(new Error(`${path}: ${answer.statusCode}`));
-      answer.resume();
-      answer.on("end", resolve);
+      const chunks = [];
+      answer.on("data", (chunk) => chunks.push(chunk));
+      answer.on("end", () => resolve(Buffer.concat(chunks)));
     }).on("error", reject);
+  });
+}
+
+async function startFloor(bytes) {
+  const child = spawn(process.execPath, [join(ROOT, "bench/monitor/floor.mjs"), String(bytes)], {
+    stdio: ["ignore", "inherit", "inherit", "ipc"],
+  });
+  children.push(child);
+  return await new Promise((resolve, reject) => {
+    child.once("message", ({ port }) => resolve(port));
+    child.once("exit", (status) => reject(new Error(`the floor ended with ${status}`)));
   });
 }
 

@@ -64,6 +64,7 @@ test("a real Prometheus parser finds every promised family, with its type and la
     ["forebay_samples_processed", "counter", ["shard"]],
     ["forebay_tokens_processed", "counter", ["shard"]],
     ["forebay_batches_committed", "counter", ["shard"]],
+    ["forebay_engine_peak_ratio", "gauge", ["shard"]],
     ["forebay_stage_seconds", "counter", ["stage", "state"]],
     ["forebay_stage_queue_items", "gauge", ["stage"]],
     ["forebay_spool_bytes", "gauge", []],
@@ -101,8 +102,10 @@ test("what is unknown is left out and not 0", () => {
   const families = metricsOf((document) => {
     document.extraction.last_commit_at = null;
     document.stages = [];
+    document.engines = document.engines.map((engine) => ({ ...engine, flops_share: null }));
   });
   expect(families.get("forebay_last_commit_timestamp_seconds")!.samples).toEqual([]);
+  expect(families.get("forebay_engine_peak_ratio")?.samples ?? []).toEqual([]);
   expect(families.get("forebay_stage_seconds")?.samples ?? []).toEqual([]);
 });
 

@@ -1,5 +1,5 @@
 /// <reference lib="dom" />
-import { writeFileSync } from "node:fs";
+import { existsSync, writeFileSync } from "node:fs";
 import { get } from "node:http";
 import { join } from "node:path";
 import { source as AXE } from "axe-core";
@@ -122,7 +122,7 @@ test("a real run is followed from its start over a SIGKILL and a resume to its e
 }) => {
   const machine = new Machine();
   onTestFinished(() => machine.remove());
-  const rows = Array.from({ length: 1_500 }, (_, row) => {
+  const rows = Array.from({ length: 2_500 }, (_, row) => {
     const ids = Array.from({ length: 40 + (row % 40) }, (_, i) => (row * 31 + i * 7) % 2_000);
     return `${JSON.stringify({ input_ids: ids })}\n`;
   });
@@ -159,14 +159,35 @@ test("a real run is followed from its start over a SIGKILL and a resume to its e
     null,
     { timeout: 120_000 },
   );
+  // The charts' past is written down every ten seconds.
+  while (!existsSync(machine.path("run", "history.json"))) {
+    expect(first.child.exitCode).toBeNull();
+    await page.waitForTimeout(100);
+  }
   first.child.kill("SIGKILL");
   await first.ended;
+  const killedS = Date.now() / 1_000;
   const killedAt = await share();
+  await page.waitForTimeout(3_000);
 
+  const startedS = Date.now() / 1_000;
   const second = machine.start(args);
   const ended = second.ended;
   await page.getByText("samples that were already there").waitFor({ timeout: 60_000 });
   expect(await share()).toBeGreaterThanOrEqual(Math.floor(killedAt));
+
+  // Who opens the page only now sees in its charts what was before, and that nobody measured in between.
+  const { t } = (await (await fetch(`${url}/api/history`)).json()) as { t: number[] };
+  expect(t.filter((at) => at < killedS).length).toBeGreaterThan(3);
+  expect(t.filter((at) => at > killedS && at < startedS)).toEqual([]);
+  const late = await openRunPage(browser, url);
+  await late.page.getByLabel("as a table").check();
+  const times = await late.page.locator(".charts tbody th").allTextContents();
+  const clock = (s: number) => new Date(s * 1_000).toLocaleTimeString("en-GB");
+  expect(times.filter((time) => time < clock(killedS)).length).toBeGreaterThan(3);
+  expect(late.complaints).toEqual([]);
+  await late.page.close();
+
   await page.getByTestId("state").getByText("Done").waitFor({ timeout: 120_000 });
   expect(await ended).toMatchObject({ code: 0 });
   // The supervisor is gone; its last word stays, and is not called old.

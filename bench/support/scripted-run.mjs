@@ -8,6 +8,9 @@ const SAMPLES_TOTAL = 913_786;
 const BYTES_A_TOKEN = 51_200;
 const BATCH_BYTES = 64 * 2 ** 20;
 const TOKENS_PER_S = 15_400;
+const FLOPS_A_TOKEN = 51e9;
+/** Of one card. */
+const PEAK_FLOPS = 500e12;
 const GIB = 2 ** 30;
 
 /**
@@ -29,6 +32,7 @@ export function scriptedRun(options) {
     const elapsedS = (nowMs() - startedMs) / 1_000;
     const swing = wave(elapsedS);
     const tokensPerS = TOKENS_PER_S * (1 + 0.03 * swing);
+    const engineTokensPerS = (shard) => (tokensPerS / engines) * (shard === 2 ? 0.91 : 1.03 - 0.01 * shard);
     const tokens = Math.min(TOKENS_TOTAL, Math.floor(elapsedS * TOKENS_PER_S));
     const share = tokens / TOKENS_TOTAL;
     const leftS = (TOKENS_TOTAL - tokens) / TOKENS_PER_S;
@@ -119,22 +123,25 @@ export function scriptedRun(options) {
         })),
         failed: 0,
         last_commit_at: at(0.4),
+        flops_per_token: FLOPS_A_TOKEN,
       },
       engines: Array.from({ length: engines }, (_, shard) => ({
         shard,
-        name: `engine ${shard}`,
+        name: `transformers-${shard}`,
         state: "running",
         pid: 48_300 + shard,
-        device: `cuda:${shard}`,
+        device: "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+        devices: [`GPU-${shard}`],
         tokens_done: 4_100 + shard * 700,
         tokens_total: 9_800,
-        tokens_per_s: (tokensPerS / engines) * (shard === 2 ? 0.91 : 1.03 - 0.01 * shard),
+        tokens_per_s: engineTokensPerS(shard),
         restarts: shard === 2 ? 1 : 0,
         last_commit_at: at(0.4 + shard),
         last_error: shard === 2 ? "CUDA out of memory: tried a forward of 16,384 tokens; 8,192 now" : null,
-        flops_share: shard === 2 ? 0.37 : 0.42 - 0.01 * shard,
+        flops_share: (engineTokensPerS(shard) * FLOPS_A_TOKEN) / PEAK_FLOPS,
         gpu: {
           index: shard,
+          name: "NVIDIA RTX PRO 6000 Blackwell Server Edition",
           util: Math.round(91 - 3 * shard + 4 * wave(elapsedS + shard * 40)),
           mem_used: (71.2 + shard) * GIB,
           mem_total: 95.6 * GIB,

@@ -29,19 +29,31 @@ const COLOURS: Record<RunState, number> = {
 export function progressBlock(status: StatusDocument, style: LineStyle): string[] {
   const { run, extraction, spool, s3, bottleneck } = status;
   const { tokens, batches } = extraction;
+  // A start has no figures yet; what it is at says its reason.
+  const isStarting = run.state === "starting";
+  const isKnown = tokens.total > 0;
+  const doing = isStarting ? (run.reason ?? run.phase) : `${run.phase}${run.reason ? `: ${run.reason}` : ""}`;
   const lines = [
-    `${stateChip(run.state, style)} ${run.name}  ${run.phase}${run.reason ? `: ${run.reason}` : ""}`,
+    `${stateChip(run.state, style)} ${run.name}  ${doing}`,
     ...(run.action ? [`  next: ${run.action}`] : []),
-    `${bar(tokens, style)} ${percent(tokens.done, tokens.total)}  ${etaText(status)}`,
-    `  ${countText(extraction.total_processed)} of ${countText(extraction.total)} samples, ` +
-      `${countText(batches.committed)} of ${countText(batches.total)} batches` +
-      `${extraction.skipped ? `, ${countText(extraction.skipped)} skipped` : ""}`,
-    `  ${countText(Math.round(tokens.rate))} tokens/s, ${extraction.agg_rate.toFixed(1)} samples/s`,
+    ...(isKnown
+      ? [
+          `${bar(tokens, style)} ${percent(tokens.done, tokens.total)}${isStarting ? "" : `  ${etaText(status)}`}`,
+          `  ${countText(extraction.total_processed)} of ${countText(extraction.total)} samples, ` +
+            `${countText(batches.committed)} of ${countText(batches.total)} batches` +
+            `${extraction.skipped ? `, ${countText(extraction.skipped)} skipped` : ""}`,
+        ]
+      : []),
+    ...(isStarting ? [] : [`  ${rateText(status)}`]),
     `  engines ${enginesText(status)}`,
     `  spool   ${formatBytes(spool.bytes)} of ${formatBytes(spool.budget_bytes)}` +
       `${spool.volatile ? " (tmpfs: gone with the power)" : ""}`,
-    `  upload  ${s3.mb_per_s.toFixed(1)} MB/s, ${s3.inflight} of ${s3.limit} connections` +
-      `${s3.retries ? `, ${countText(s3.retries)} retries` : ""}`,
+    ...(s3.limit > 0
+      ? [
+          `  upload  ${s3.mb_per_s.toFixed(1)} MB/s, ${s3.inflight} of ${s3.limit} connections` +
+            `${s3.retries ? `, ${countText(s3.retries)} retries` : ""}`,
+        ]
+      : []),
     ...(bottleneck.stage ? [`  limit   ${bottleneck.stage}: ${bottleneck.advice}`] : []),
     ...status.alerts.slice(0, 2).map((alert) => `  ${alert.level}: ${alert.text}`),
     ...(run.page_url ? [`  page    ${run.page_url}`] : []),
@@ -53,17 +65,31 @@ export function progressBlock(status: StatusDocument, style: LineStyle): string[
 export function progressLine(status: StatusDocument): string {
   const { run, extraction, s3, spool } = status;
   const { tokens } = extraction;
-  const parts = [
-    `${run.state} ${percent(tokens.done, tokens.total)}`,
-    `${countText(extraction.total_processed)}/${countText(extraction.total)} samples`,
-    `${countText(Math.round(tokens.rate))} tokens/s`,
-    `upload ${s3.mb_per_s.toFixed(1)} MB/s`,
-    `spool ${formatBytes(spool.bytes)}`,
-    etaText(status),
-    ...(run.reason ? [run.reason] : []),
-    ...(run.action ? [`next: ${run.action}`] : []),
-  ];
+  const samples = `${countText(extraction.total_processed)}/${countText(extraction.total)} samples`;
+  const share = `${run.state} ${percent(tokens.done, tokens.total)}`;
+  const reason = [...(run.reason ? [run.reason] : []), ...(run.action ? [`next: ${run.action}`] : [])];
+  const parts =
+    run.state === "starting"
+      ? [`starting: ${run.reason ?? run.phase}`, ...(tokens.total > 0 ? [`${samples} are committed`] : [])]
+      : run.exit_code === null
+        ? [
+            share,
+            samples,
+            rateText(status),
+            `upload ${s3.mb_per_s.toFixed(1)} MB/s`,
+            `spool ${formatBytes(spool.bytes)}`,
+            etaText(status),
+            ...reason,
+          ]
+        : // Of a run that has ended rates are history.
+          [share, samples, ...(spool.files > 0 ? [`spool ${formatBytes(spool.bytes)}`] : []), ...reason];
   return plainText(parts.join(", ")).replaceAll(/\s*\n\s*/g, "; ");
+}
+
+/** Rates are of what was committed: before the first commit there is none, and not 0. */
+export function rateText({ extraction: { tokens, agg_rate, last_commit_at } }: StatusDocument): string {
+  if (last_commit_at === null) return "nothing committed yet in this session";
+  return `${countText(Math.round(tokens.rate))} tokens/s, ${agg_rate.toFixed(1)} samples/s`;
 }
 
 /** 1234567 as "1,234,567". */

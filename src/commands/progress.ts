@@ -55,20 +55,22 @@ function blockView(io: Io): ProgressView {
   };
 }
 
-/** A line each 30 s and at each change of state: what a log file or CI wants. */
+/** A line each 30 s and at each change of state or of what a start is at: what a log file or CI wants. */
 function lineView(io: Io, nowMs: () => number): ProgressView {
   let lastMs = Number.NEGATIVE_INFINITY;
   let lastState = "";
   let last: StatusDocument | null = null;
-  let shown: StatusDocument | null = null;
+  let shown = "";
   const show = (status: StatusDocument) => {
-    io.stderr(`${status.generated_at.slice(11, 19)} ${progressLine(status)}\n`);
-    shown = status;
+    shown = progressLine(status);
+    io.stderr(`${status.generated_at.slice(11, 19)} ${shown}\n`);
   };
   return {
     update(status) {
       last = status;
-      const state = `${status.run.state} ${status.run.reason ?? ""}`;
+      const { run } = status;
+      // How far a start is changes with every look.
+      const state = `${run.state} ${run.state === "starting" ? run.phase : (run.reason ?? "")}`;
       if (state === lastState && nowMs() - lastMs < PLAIN_EVERY_MS) return;
       lastState = state;
       lastMs = nowMs();
@@ -78,20 +80,22 @@ function lineView(io: Io, nowMs: () => number): ProgressView {
       if (event.level === "warn" || event.level === "error") io.stderr(`${eventLine(event)}\n`);
     },
     finish() {
-      if (last && last !== shown) show(last);
+      if (last && progressLine(last) !== shown) show(last);
+      last = null;
     },
   };
 }
 
-/** An event a line, and a `progress` event at each change of state and each 30 s of documents. */
+/** An event a line, and a `progress` event at each change of state or phase and each 30 s of documents. */
 function jsonView(io: Io): ProgressView {
   let updates = 0;
   let lastState = "";
   return {
     update(status) {
-      const due = updates % (PLAIN_EVERY_MS / 1000) === 0 || status.run.state !== lastState;
+      const { state, phase } = status.run;
+      const due = updates % (PLAIN_EVERY_MS / 1000) === 0 || `${state} ${phase}` !== lastState;
       updates += 1;
-      lastState = status.run.state;
+      lastState = `${state} ${phase}`;
       if (!due) return;
       const { run, extraction } = status;
       const { eta, tokens, total, total_processed, skipped, batches } = extraction;

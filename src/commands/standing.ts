@@ -1,4 +1,4 @@
-import { readFileSync, renameSync, writeFileSync } from "node:fs";
+import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { formatBytes } from "../base/bytes.ts";
 import { plainText } from "../base/log.ts";
@@ -35,17 +35,6 @@ function readStatusDocument(directory: string): StatusDocument | null {
   } catch {
     // None, or of another version: status.json is a cache.
     return null;
-  }
-}
-
-/** Replaces status.json at once as a whole. Not made durable, and a full disk is no reason to end: it is a cache. */
-export function writeStatusFile(directory: string, document: StatusDocument): void {
-  const path = join(directory, FILES.status);
-  try {
-    writeFileSync(`${path}.tmp`, JSON.stringify(document), { mode: 0o600 });
-    renameSync(`${path}.tmp`, path);
-  } catch {
-    // The next second tries again; the living supervisor answers by its channel meanwhile.
   }
 }
 

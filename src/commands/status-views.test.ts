@@ -2,7 +2,6 @@ import { describe, expect, test } from "vitest";
 import { RUN_STATES, StatusDocument } from "../run/status.ts";
 import { StatusBoard } from "../run/status-board.ts";
 import type { Io } from "./io.ts";
-import { lost, mergeParts, withLost } from "./merge-status.ts";
 import { chooseMode, eventLine, makeProgress } from "./progress.ts";
 import { progressBlock, progressLine, secondsText } from "./progress-lines.ts";
 import { statusTable } from "./status-table.ts";
@@ -32,7 +31,8 @@ function document(change: (document: StatusDocument) => void = () => {}): Status
   const made = board.snapshot();
   made.run.state = "running";
   made.run.phase = "extracting";
-  Object.assign(made.extraction, { total_processed: 500, total: 2_000, agg_rate: 10 });
+  const last_commit_at = "2026-01-01T11:59:00.000Z";
+  Object.assign(made.extraction, { total_processed: 500, total: 2_000, agg_rate: 10, last_commit_at });
   Object.assign(made.extraction.tokens, {
     done: 250,
     uploaded: 50,
@@ -127,6 +127,57 @@ describe("the terminal block", () => {
   });
 });
 
+describe("a run that is starting", () => {
+  const starting = (phase: string, detail: string | null) =>
+    document((made) => {
+      made.run = { ...made.run, state: "starting", phase, reason: detail ? `${phase}: ${detail}` : phase };
+      made.extraction.last_commit_at = null;
+      made.extraction.tokens.rate = 0;
+    });
+  const unopened = (phase: string) =>
+    document((made) => {
+      Object.assign(made.run, { state: "starting", phase, reason: phase });
+      Object.assign(made.extraction, { total: 0, total_processed: 0, last_commit_at: null });
+      Object.assign(made.extraction.tokens, { done: 0, total: 0, rate: 0 });
+    });
+
+  test("says what it is at, and no rates: there are none yet", () => {
+    const loading = starting("loading the model", "onnx-0 is loading");
+    expect(progressLine(loading)).toBe(
+      "starting: loading the model: onnx-0 is loading, 500/2,000 samples are committed",
+    );
+    expect(progressLine(unopened("opening the store"))).toBe("starting: opening the store");
+    for (const made of [loading, unopened("opening the store")]) {
+      const shown = [...progressBlock(made, style), ...statusTable(made, [made], "x")].join("\n");
+      expect(shown).toContain(made.run.reason);
+      expect(shown).not.toMatch(/tokens\/s, |MB\/s|stalled|0\.0 %/);
+    }
+  });
+
+  test("plain shows a line at each phase, not at each step within it", () => {
+    const { io, shown } = fakeIo();
+    const view = makeProgress("plain", io, () => 0);
+    view.update(starting("reading the dataset", "1 rows"));
+    view.update(starting("reading the dataset", "2 rows"));
+    view.update(starting("loading the model", null));
+    view.update(document());
+    expect(shown.map((line) => line.slice(9, 40).trim())).toEqual([
+      "starting: reading the dataset:",
+      "starting: loading the model, 50",
+      "running 25.0 %, 500/2,000 sampl",
+    ]);
+  });
+
+  test("that it has not committed anything yet is said, and is not a rate of 0", () => {
+    const first = document((made) => {
+      made.extraction.last_commit_at = null;
+      made.extraction.tokens.rate = 0;
+    });
+    expect(progressLine(first)).toContain("nothing committed yet in this session");
+    expect(progressLine(first)).not.toContain("tokens/s");
+  });
+});
+
 describe("how progress is shown", () => {
   test("auto is a block in a terminal, and lines in a pipe, under CI and in a dumb terminal", () => {
     expect(chooseMode("auto", fakeIo({ tty: true }).io)).toBe("tty");
@@ -213,65 +264,5 @@ describe("how progress is shown", () => {
       "1 h 30 min",
       "2 d 7 h",
     ]);
-  });
-});
-
-describe("several parts, and silent ones", () => {
-  const part = (index: number, change: (made: StatusDocument) => void = () => {}) =>
-    document((made) => {
-      made.run.part = { index, count: 2 };
-      change(made);
-    });
-
-  test("a machine is lost after three intervals without a heartbeat, by the store's clock alone", () => {
-    const at = (silentS: number) =>
-      withLost({ document: document(), lastModifiedMs: 1_000_000, serverDateMs: 1_000_000 + silentS * 1000 });
-    expect(at(180).run.state).toBe("running");
-    expect(at(181).run.state).toBe("lost");
-    expect(at(181).run.action).toContain("forebay resume");
-    expect(at(181).extraction.tokens.rate).toBe(0);
-  });
-
-  test("a machine that said how it ended is not lost, nor is one whose store tells no times", () => {
-    const done = document((made) => {
-      made.run.state = "done";
-    });
-    expect(withLost({ document: done, lastModifiedMs: 0, serverDateMs: 1e9 }).run.state).toBe("done");
-    expect(withLost({ document: document(), lastModifiedMs: null, serverDateMs: 1e9 }).run.state).toBe(
-      "running",
-    );
-    expect(lost(done, "gone").run.state).toBe("done");
-  });
-
-  test("rates, engines and spools of parts add up; what is committed is what the store holds", () => {
-    const counts = { batches: 20, samples: 1_000, tokens: 600, bytes: 9 };
-    const merged = mergeParts([part(1), part(2)], counts);
-    expect(merged.extraction.tokens.rate).toBe(10_000);
-    expect(merged.extraction.total_processed).toBe(1_000);
-    expect(merged.extraction.batches.committed).toBe(20);
-    expect(merged.spool.budget_bytes).toBe(2 ** 31);
-    expect(merged.extraction.eta.p50_s).toBeCloseTo(400 / 10_000);
-    expect(() => StatusDocument.parse(merged)).not.toThrow();
-  });
-
-  test("the state shown is that of the part which most needs a person", () => {
-    const blocked = part(2, (made) => {
-      made.run.state = "blocked";
-      made.run.reason = "credentials";
-    });
-    const merged = mergeParts([part(1), blocked], null);
-    expect([merged.run.state, merged.run.reason]).toEqual(["blocked", "credentials"]);
-  });
-
-  test("the table names every part, and hostile text in it is inert", () => {
-    const text = statusTable(
-      mergeParts([part(1), part(2, hostile)], null),
-      [part(1), part(2, hostile)],
-      "the store",
-    ).join("\n");
-    expect(text).toContain("1/2");
-    expect(text).toContain("2/2");
-    expect(text).not.toContain("\u001b");
-    expect(text).not.toContain("\u202e");
   });
 });

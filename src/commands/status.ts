@@ -2,20 +2,23 @@ import { join } from "node:path";
 import { sleep } from "../base/backoff.ts";
 import { describeError, EXIT, RunError } from "../base/errors.ts";
 import { FILES } from "../control/run-directory.ts";
+import type { Plan } from "../plan/plan.ts";
 import type { StatusDocument } from "../run/status.ts";
-import { type Io, printJson, say } from "./io.ts";
-import { lost, mergeParts, type StoredCounts, withLost } from "./merge-status.ts";
+import { type Io, printJson, SignalReceived, say } from "./io.ts";
+import { lost, withLost } from "./lost.ts";
+import { hasEnded, mergeParts, presentParts, type StoredAmounts } from "./merge-parts.ts";
 import { withStore } from "./open-store.ts";
 import { countText, progressBlock } from "./progress-lines.ts";
 import { type RunPlace, runPlace } from "./run-place.ts";
 import { type Standing, standingOf } from "./standing.ts";
-import { statusTable } from "./status-table.ts";
+import { partLines, statusTable } from "./status-table.ts";
 import { readStoredStatus } from "./stored-status.ts";
 import type { Call, VerbSpec } from "./verb.ts";
 
 const WATCH_LIVE_MS = 1_000;
-/** Each look at a bucket costs requests. */
-const WATCH_STORE_MS = 15_000;
+/** Each look at a bucket costs requests, and the more of them the longer it takes. */
+const WATCH_STORE_MS_MIN = 15_000;
+const WATCH_STORE_SHARE = 0.05;
 
 export const status: VerbSpec = {
   name: "status",
@@ -31,12 +34,24 @@ export const status: VerbSpec = {
   ],
   async run(call) {
     const { io, options, json } = call;
+    let plan: Plan | null = null;
     for (let looks = 0; ; looks += 1) {
-      const found = await look(call);
-      if (json) printJson(io, found.document ?? { state: "unknown", counts: found.counts });
+      const startMs = performance.now();
+      const found: Found = await look(call, plan);
+      plan = found.plan;
+      if (json)
+        printJson(io, found.document ?? { state: "unknown", counts: found.amounts?.committed ?? null });
       else show(found, io, { again: looks > 0, watch: options.watch === true });
       if (options.watch !== true || found.ended) return EXIT.done;
-      await sleep(found.live ? WATCH_LIVE_MS : WATCH_STORE_MS, io.signal);
+      const tookMs = performance.now() - startMs;
+      const pauseMs = Math.max(WATCH_STORE_MS_MIN, tookMs / WATCH_STORE_SHARE);
+      try {
+        await sleep(found.live ? WATCH_LIVE_MS : pauseMs, io.signal);
+      } catch (error) {
+        // The usual end of watching, and no news to who pressed Ctrl-C.
+        if (error instanceof SignalReceived) return error.exitCode;
+        throw error;
+      }
     }
   },
 };
@@ -44,43 +59,45 @@ export const status: VerbSpec = {
 interface Found {
   document: StatusDocument | null;
   parts: StatusDocument[];
-  counts: StoredCounts | null;
-  totals: { rows: number; batches: number; tokens: number } | null;
+  amounts: StoredAmounts | null;
+  plan: Plan | null;
   live: boolean;
+  /** Nothing more is to be expected. */
   ended: boolean;
   source: string;
 }
 
-async function look(call: Call): Promise<Found> {
+/** `known`: the plan, from an earlier look. */
+async function look(call: Call, known: Plan | null): Promise<Found> {
   const { io, settings } = call;
   const directoryOnly = call.address === null ? settings.values.runDir : null;
   const place = directoryOnly === null ? runPlace(call) : null;
   const directory = directoryOnly ?? place!.directory;
   const standing = await standingOf(directory);
-  if (standing.live) return fromSupervisor(standing);
+  if (standing.live) return { ...one(standing.status!, "the living supervisor"), live: true, ended: false };
   const here = standing.status && deadHere(standing);
+  const isKept = standing.look.keeper?.alive === true;
   if (!place) {
-    if (here) return one(here, `the run directory ${directory}`);
+    if (here) return one(here, `the run directory ${directory}`, isKept);
     throw notARun(directory, [join(directory, FILES.supervisor), join(directory, FILES.status)]);
   }
   try {
-    return await fromStore(place, here, io);
+    return await fromStore(place, { here, isKept, known, io });
   } catch (error) {
     if (!here || !(error instanceof RunError)) throw error;
     say(io, `the store cannot be asked (${describeError(error)}); this is the run directory's last word`);
-    return one(here, `the run directory ${directory}`);
+    return one(here, `the run directory ${directory}`, isKept);
   }
 }
 
-function fromSupervisor({ status: document }: Standing): Found {
-  return { ...one(document!, "the living supervisor"), live: true, ended: false };
+function one(document: StatusDocument, source: string, isKept = false): Found {
+  const parts = [document];
+  return { document, parts, amounts: null, plan: null, live: false, ended: isOver(parts, isKept), source };
 }
 
-function one(document: StatusDocument, source: string): Found {
-  const ended = ["stopped", "preempted", "done", "done_with_skips", "failed", "lost"].includes(
-    document.run.state,
-  );
-  return { document, parts: [document], counts: null, totals: null, live: false, ended, source };
+/** A keeper may start the supervisor of this machine again; one elsewhere that is lost may not come back. */
+function isOver(parts: readonly StatusDocument[], isKept: boolean): boolean {
+  return !isKept && parts.every(({ run }) => hasEnded(run.state) || run.state === "lost");
 }
 
 /** The last word of a supervisor that is gone from this very machine: known at once, without waiting for intervals. */
@@ -92,17 +109,22 @@ function deadHere({ status: document, look: directory }: Standing): StatusDocume
   return lost(document, `its process ${document.run.pid} on this machine is gone${next}`);
 }
 
-async function fromStore(place: RunPlace, here: StatusDocument | null, io: Io): Promise<Found> {
-  const stored = await withStore(place.spec, io, (store) => readStoredStatus(store, io.signal));
-  const parts = stored.heartbeats.map((heartbeat) => {
+async function fromStore(
+  place: RunPlace,
+  { here, isKept, known, io }: { here: StatusDocument | null; isKept: boolean; known: Plan | null; io: Io },
+): Promise<Found> {
+  const stored = await withStore(place.spec, io, (store) =>
+    readStoredStatus(store, { known, signal: io.signal }),
+  );
+  const all = stored.heartbeats.map((heartbeat) => {
     const { document } = heartbeat;
     // What this machine knows of its own part is newer than its last heartbeat.
     const own = here && samePart(here, document) && here.generated_at >= document.generated_at;
     return own ? here : withLost(heartbeat);
   });
-  if (here && !parts.some((part) => samePart(part, here))) parts.push(here);
-  const { counts, totals } = stored;
-  if (parts.length === 0 && !counts) {
+  if (here && !all.some((part) => samePart(part, here))) all.push(here);
+  const { amounts, plan } = stored;
+  if (all.length === 0 && !amounts) {
     throw notARun(place.address, [
       join(place.directory, FILES.supervisor),
       join(place.directory, FILES.status),
@@ -110,9 +132,9 @@ async function fromStore(place: RunPlace, here: StatusDocument | null, io: Io): 
       `${place.address}/run.json`,
     ]);
   }
-  const document = parts.length === 0 ? null : mergeParts(parts, counts);
-  const ended = document === null || one(document, "").ended;
-  return { document, parts, counts, totals, live: false, ended, source: "the store" };
+  const parts = presentParts(all);
+  const document = parts.length === 0 ? null : mergeParts(parts, amounts);
+  return { document, parts, amounts, plan, live: false, ended: isOver(parts, isKept), source: "the store" };
 }
 
 function samePart(a: StatusDocument, b: StatusDocument): boolean {
@@ -120,18 +142,20 @@ function samePart(a: StatusDocument, b: StatusDocument): boolean {
 }
 
 function show(found: Found, io: Io, { again, watch }: { again: boolean; watch: boolean }): void {
-  const { document, counts, totals } = found;
+  const { document, amounts } = found;
   if (!document) {
+    const { committed, total } = amounts ?? { committed: null, total: null };
     io.stdout(
       `no heartbeat stands in the store, so no machine works on it\n` +
-        `committed: ${countText(counts?.batches ?? 0)} of ${countText(totals?.batches ?? 0)} batches, ` +
-        `${countText(counts?.samples ?? 0)} samples\n`,
+        `committed: ${countText(committed?.batches ?? 0)} of ${countText(total?.batches ?? 0)} batches, ` +
+        `${countText(committed?.samples ?? 0)} of ${countText(total?.samples ?? 0)} samples\n`,
     );
     return;
   }
   const colour = io.stdoutIsTty && !io.env.NO_COLOR;
   if (watch && io.stdoutIsTty) {
     const lines = progressBlock(document, { columns: io.columns(), colour });
+    if (found.parts.length > 1) lines.push("", ...partLines(found.parts));
     io.stdout(`${again ? "\u001b[H\u001b[J" : "\u001b[2J\u001b[H"}${lines.join("\n")}\n`);
     return;
   }

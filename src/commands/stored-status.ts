@@ -1,10 +1,11 @@
-import { batchBytes, batchCount, batchTokens } from "../plan/plan.ts";
+import { batchBytes, batchCount, batchTokens, type Plan, planTotals } from "../plan/plan.ts";
 import { readRunRecord } from "../run/record.ts";
 import { listHoldings } from "../run/remaining.ts";
 import { StatusDocument } from "../run/status.ts";
 import { loadStoredRun } from "../run/stored-run.ts";
 import type { Store } from "../store/store.ts";
-import type { StoredCounts, StoredHeartbeat } from "./merge-status.ts";
+import type { StoredHeartbeat } from "./lost.ts";
+import type { StoredAmounts, StoredCounts } from "./merge-parts.ts";
 
 const STATUS_PREFIX = "status/";
 
@@ -12,12 +13,17 @@ const STATUS_PREFIX = "status/";
 export interface StoredStatus {
   heartbeats: StoredHeartbeat[];
   /** null where no run.json stands there. */
-  counts: StoredCounts | null;
-  totals: { rows: number; batches: number; tokens: number } | null;
+  amounts: StoredAmounts | null;
+  /** For the next look: a plan never changes. */
+  plan: Plan | null;
 }
 
-/** Reads the parts' heartbeats, and counts what is committed by LISTs. */
-export async function readStoredStatus(store: Store, signal: AbortSignal): Promise<StoredStatus> {
+/** Reads the parts' heartbeats, and counts what is committed by LISTs. `known`: from an earlier look. */
+export async function readStoredStatus(
+  store: Store,
+  options: { known: Plan | null; signal: AbortSignal },
+): Promise<StoredStatus> {
+  const { signal } = options;
   const heartbeats: StoredHeartbeat[] = [];
   const keys: string[] = [];
   for await (const { key } of store.list(STATUS_PREFIX, signal)) keys.push(key);
@@ -25,23 +31,33 @@ export async function readStoredStatus(store: Store, signal: AbortSignal): Promi
     const heartbeat = await readHeartbeat(store, key, signal);
     if (heartbeat) heartbeats.push(heartbeat);
   }
-  if (!(await readRunRecord(store, signal))) return { heartbeats, counts: null, totals: null };
-  const { plan, record } = await loadStoredRun(store, { cacheDirectory: null, signal });
+  const plan = options.known ?? (await readPlan(store, signal));
+  if (!plan) return { heartbeats, amounts: null, plan };
   const holdings = await listHoldings(store, {
     batches: batchCount(plan),
     plannedBytes: (batch) => batchBytes(plan, batch),
     signal,
   });
+  const { batches, planned, tokens, bytes } = planTotals(plan);
+  const total = { batches, samples: planned, tokens, bytes };
+  return { heartbeats, amounts: { committed: committedOf(plan, holdings.committed), total }, plan };
+}
+
+async function readPlan(store: Store, signal: AbortSignal): Promise<Plan | null> {
+  if (!(await readRunRecord(store, signal))) return null;
+  return (await loadStoredRun(store, { cacheDirectory: null, signal })).plan;
+}
+
+function committedOf(plan: Plan, committed: Uint8Array): StoredCounts {
   const counts: StoredCounts = { batches: 0, samples: 0, tokens: 0, bytes: 0 };
-  holdings.committed.forEach((committed, batch) => {
-    if (!committed) return;
+  committed.forEach((isCommitted, batch) => {
+    if (!isCommitted) return;
     counts.batches += 1;
     counts.samples += plan.batchStart[batch + 1]! - plan.batchStart[batch]!;
     counts.tokens += batchTokens(plan, batch);
     counts.bytes += batchBytes(plan, batch);
   });
-  const { rows, batches, tokens } = record.totals;
-  return { heartbeats, counts, totals: { rows, batches, tokens } };
+  return counts;
 }
 
 async function readHeartbeat(

@@ -15,9 +15,8 @@ import {
   type SupervisorRecord,
   writeRecord,
 } from "../control/run-directory.ts";
-import { History } from "../monitor/history.ts";
-import { watchGpus } from "../monitor/nvidia-smi.ts";
-import { type Monitor, startMonitor } from "../monitor/server.ts";
+import { type Monitor, startMonitor } from "../monitor/monitor.ts";
+import { type GpuWatch, watchGpus } from "../monitor/nvidia-smi.ts";
 import { type ExtractResult, extract } from "../run/extract.ts";
 import type { LiveControls } from "../run/options.ts";
 import { StatusBoard } from "../run/status-board.ts";
@@ -29,7 +28,6 @@ import { exitCodeFor } from "./print-error.ts";
 import { makeProgress } from "./progress.ts";
 import { countText } from "./progress-lines.ts";
 import type { RunPlace } from "./run-place.ts";
-import { writeStatusFile } from "./standing.ts";
 
 export interface SuperviseInput {
   io: Io;
@@ -75,6 +73,7 @@ export async function superviseOnce(input: SuperviseInput): Promise<ExtractResul
   makeRunDirectory(directory);
 
   const clock = { nowMs: () => performance.now(), wallMs: Date.now };
+  let gpus: GpuWatch | null = null;
   const board = new StatusBoard(
     {
       appVersion: options.appVersion,
@@ -95,6 +94,7 @@ export async function superviseOnce(input: SuperviseInput): Promise<ExtractResul
       price: options.price,
     },
     clock,
+    (document) => withGpus(document, gpus?.readings() ?? []),
   );
   const progress = makeProgress(input.kept ? "quiet" : values.progress, io, clock.nowMs);
   // A log that cannot be written (the disk is full) is shown by what fills the disk, not by more lines about it.
@@ -103,14 +103,13 @@ export async function superviseOnce(input: SuperviseInput): Promise<ExtractResul
 
   const stop = stopSwitch(io.signal);
   let controls: LiveControls | null = null;
-  const gpus = watchGpus({ env: io.env, log, nowMs: clock.nowMs });
-  const source = withGpus(board, gpus);
+  gpus = watchGpus({ env: io.env, log, nowMs: clock.nowMs });
   let control: ControlServer | null = null;
   let monitor: Monitor | null = null;
   let stopHeartbeat = () => {};
   try {
     control = await serveControl({
-      status: () => source.snapshot(),
+      status: () => board.snapshot(),
       set: (limits) => {
         if (!controls) throw new Error("the run is still starting: there are no uploads yet");
         controls.setUploads(limits);
@@ -126,13 +125,20 @@ export async function superviseOnce(input: SuperviseInput): Promise<ExtractResul
         return {};
       },
     });
-    monitor = await startMonitor({ source, history: new History(), port: values.port, log, nowMs: Date.now });
+    monitor = await startMonitor({
+      first: published(board),
+      port: values.port,
+      statusFile: join(directory, FILES.status),
+      historyFile: join(directory, FILES.history),
+      log,
+    });
     board.pageUrl(monitor.url);
+    monitor.publish(published(board));
     writeRecord(
       join(directory, FILES.supervisor),
       supervisorRecord(input, options.spool.directory, control, monitor.url),
     );
-    if (values.heartbeatUrl !== null) stopHeartbeat = startHeartbeat(values.heartbeatUrl, source, log);
+    if (values.heartbeatUrl !== null) stopHeartbeat = startHeartbeat(values.heartbeatUrl, board, log);
     const result = await extract(options, {
       log,
       board,
@@ -145,9 +151,8 @@ export async function superviseOnce(input: SuperviseInput): Promise<ExtractResul
       onLive: (live) => {
         controls = live;
       },
-      onTick: () => {
-        const document = source.snapshot();
-        writeStatusFile(directory, document);
+      onTick: (document) => {
+        monitor?.publish({ document, counters: board.counters() });
         progress.update(document);
       },
     });
@@ -158,9 +163,13 @@ export async function superviseOnce(input: SuperviseInput): Promise<ExtractResul
     stopHeartbeat();
     gpus.close();
     progress.finish();
-    await monitor?.close();
+    await monitor?.close(published(board));
     await control?.close();
   }
+}
+
+function published(board: StatusBoard) {
+  return { document: board.snapshot(), counters: board.counters() };
 }
 
 /** Joins the process's signals and the control channel's stop into one, and remembers the exit code that it means. */

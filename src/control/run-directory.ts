@@ -9,6 +9,7 @@ import { isProcessAlive, ProcessIdentity } from "./process-identity.ts";
 /** The files of a run directory. All of them are caches: removing the directory loses no data of the run. */
 export const FILES = {
   status: "status.json",
+  history: "history.json",
   events: "events.log",
   supervisor: "supervisor.json",
   keeper: "keeper.json",

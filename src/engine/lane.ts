@@ -45,6 +45,8 @@ export interface LaneStatus {
   state: "starting" | "loading" | "running" | "idle" | "restarting" | "stopped" | "failed";
   pid: number | null;
   device: string | null;
+  /** GPUs: UUIDs, or numbers as nvidia-smi counts. */
+  devices: string[];
   /** Finished in this session. */
   tokens_done: number;
   samples_done: number;
@@ -84,6 +86,7 @@ export class Lane {
   #restarts = 0;
   #lastError: string | null = null;
   #device: string | null = null;
+  #devices: string[] = [];
   #forwardTokens: number | null = null;
   #slotTokens: number | null = null;
   #closed = new AbortController();
@@ -211,6 +214,7 @@ export class Lane {
       state: this.#state === "running" && this.requests === 0 ? "idle" : this.#state,
       pid: this.up?.pid ?? null,
       device: this.#device,
+      devices: this.#devices,
       tokens_done: this.done.tokens,
       samples_done: this.done.samples,
       batches_done: this.done.batches,
@@ -253,6 +257,7 @@ export class Lane {
       });
     }
     this.#up = engine;
+    this.#devices = loaded.devices ?? [];
     this.#slotTokens ??= loaded.slots.tokens;
     this.#enter("running");
     log.info("engine.loaded", {

@@ -88,6 +88,8 @@ export const Loaded = z.object({
   dtype: z.string(),
   /** What is really in use: "sdpa", "fla", "ort-cpu" ... */
   kernels: z.array(z.string()),
+  /** The GPUs that it computes on: UUIDs, or numbers as nvidia-smi counts. Left out or empty: none, or not known. */
+  devices: z.array(z.string()).optional(),
   /** How much the engine wants outstanding to keep itself full. */
   slots: z.object({ tokens: count, batches: count }),
   /** Which checks this engine can do. */

@@ -72,14 +72,18 @@ export function readModelConfig(dir: string): ModelConfig {
   return parseModelConfig(readJson(path), path);
 }
 
+/** `dir`/config.json as it is, a multimodal model's `text_config` laid over it. */
+export function readTextConfig(dir: string): Json {
+  return withText(readJson(join(dir, "config.json")));
+}
+
 /**
  * Understands both styles of config.json: `rope_parameters` and `dtype` as transformers 5 saves, `rope_theta`,
  * `rope_scaling` and `torch_dtype` as most models on the hub have it. A multimodal model's text model is read
  * from `text_config`. `subject` names the file in errors.
  */
 export function parseModelConfig(config: Json, subject: string): ModelConfig {
-  const text = json.safeParse(config.text_config).data;
-  const keys = new Keys(text ? { ...config, ...text } : config, subject);
+  const keys = new Keys(withText(config), subject);
   const architecture = z.tuple([z.string()], z.unknown()).safeParse(config.architectures).data?.[0];
   if (architecture === undefined) throw keys.bad("architectures", "expected a list with the name of a class");
   const family = FAMILIES[architecture];
@@ -105,6 +109,10 @@ export function configSha256(dir: string): string {
   return createHash("sha256")
     .update(JSON.stringify(sortKeys(rest)))
     .digest("hex");
+}
+
+function withText(config: Json): Json {
+  return { ...config, ...json.safeParse(config.text_config).data };
 }
 
 function readDecoder(family: DecoderConfig["family"], keys: Keys): DecoderConfig {

@@ -53,6 +53,11 @@ export class History {
     return columns;
   }
 
+  /** The oldest point's time; null before the first. */
+  beganS(): number | null {
+    return this.#tiers.toReversed().find((tier) => tier.length > 0)?.[0]?.t ?? null;
+  }
+
   /** All points, oldest first: what `restore` takes. */
   points(): HistoryPoint[] {
     return this.#tiers.toReversed().flat();
@@ -91,7 +96,8 @@ export class History {
 export function pointsOf(columns: HistoryColumns): HistoryPoint[] {
   return columns.t.map((t, i) => {
     const point = { t } as HistoryPoint;
-    for (const field of FIELDS) point[field] = columns[field][i] ?? null;
+    // Kept by an older version, it may lack a column.
+    for (const field of FIELDS) point[field] = columns[field]?.[i] ?? null;
     return point;
   });
 }
@@ -106,18 +112,20 @@ export function historyPoint(document: StatusDocument, previous: StatusDocument 
   const errors = errorCount(document) - (previous ? errorCount(previous) : 0);
   const rateOf = (name: string) => document.stages.find((stage) => stage.name === name)?.rate ?? null;
   const producedPerS = rateOf("compute");
+  // While a run is starting there is nothing to measure, which is not 0.
+  const hasUploads = document.s3.limit > 0;
   return {
     t,
-    tokens_per_s: document.extraction.tokens.rate,
+    tokens_per_s: document.extraction.last_commit_at === null ? null : document.extraction.tokens.rate,
     produced_mb_s: producedPerS === null ? null : producedPerS / 1e6,
-    uploaded_mb_s: document.s3.mb_per_s,
+    uploaded_mb_s: hasUploads ? document.s3.mb_per_s : null,
     spool_bytes: document.spool.bytes,
     s3_p50_ms: document.s3.p50_ms,
     s3_p95_ms: document.s3.p95_ms,
     // Counts start again with the process: a negative difference is a restart, not an error.
     s3_errors_per_s: elapsedS > 0 && errors >= 0 ? errors / elapsedS : null,
-    inflight: document.s3.inflight,
-    limit: document.s3.limit,
+    inflight: hasUploads ? document.s3.inflight : null,
+    limit: hasUploads ? document.s3.limit : null,
     gpu_util: mean(document.engines.map((engine) => engine.gpu?.util ?? null)),
   };
 }

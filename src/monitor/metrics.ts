@@ -32,6 +32,16 @@ export function prometheusText(document: StatusDocument, counters: RunCounters):
     family("forebay_batches_committed_total", "counter", "Batches of each engine now safe in the store.", [
       ...byShard((shard) => shard.batches),
     ]),
+    family(
+      "forebay_engine_peak_ratio",
+      "gauge",
+      "FLOPs of the model done by an engine, as a share of its cards' dense bf16 peak.",
+      [
+        ...document.engines.flatMap(({ shard, flops_share }): Sample[] =>
+          flops_share === null ? [] : [[{ shard }, flops_share]],
+        ),
+      ],
+    ),
     family("forebay_stage_seconds_total", "counter", "Seconds of a stage's slots: busy, starved, blocked.", [
       ...stages.flatMap((stage): Sample[] =>
         (["busy", "starved", "blocked"] as const).map((state) => [

@@ -31,7 +31,7 @@ export interface GpuWatch {
   close(): void;
 }
 
-const QUERY = "index,uuid,utilization.gpu,memory.used,memory.total,power.draw,temperature.gpu";
+const QUERY = "index,uuid,utilization.gpu,memory.used,memory.total,power.draw,temperature.gpu,name";
 /** A driver in trouble lets nvidia-smi hang for minutes; what it said before is then history. */
 const OLD_AFTER_MS = 15_000;
 const RESTART_MS_MIN = 10_000;
@@ -108,14 +108,14 @@ export function watchGpus({
 }
 
 /**
- * One line of `nvidia-smi --query-gpu=index,uuid,...,temperature.gpu --format=csv,noheader,nounits`; null where it
+ * One line of `nvidia-smi --query-gpu=index,uuid,...,name --format=csv,noheader,nounits`; null where it
  * is not one ("No devices were found", a driver's complaint). Whatever is not a number ("[N/A]",
  * "[Not Supported]", "[Unknown Error]", "ERR!", "[GPU requires reset]") is unknown: null.
  */
 export function parseGpuLine(line: string): GpuReading | null {
   const cells = line.split(",").map((cell) => cell.trim());
   if (cells.length !== QUERY.split(",").length) return null;
-  const [index, uuid, util, memoryUsed, memoryTotal, power, temperature] = cells.map(String);
+  const [index, uuid, util, memoryUsed, memoryTotal, power, temperature, name] = cells.map(String);
   if (!/^\d{1,4}$/.test(index!)) return null;
   const mebibytes = (cell: string) => {
     const value = figure(cell);
@@ -125,6 +125,8 @@ export function parseGpuLine(line: string): GpuReading | null {
     uuid: /^(?:GPU|MIG)-[0-9a-f-]+$/i.test(uuid!) ? uuid! : null,
     gpu: {
       index: Number(index),
+      // A card in trouble has a complaint in brackets for a name.
+      name: /^[A-Za-z]/.test(name!) && name !== "N/A" && name !== "ERR!" ? name! : null,
       util: figure(util!),
       mem_used: mebibytes(memoryUsed!),
       mem_total: mebibytes(memoryTotal!),
@@ -141,6 +143,14 @@ function figure(cell: string): number | null {
 function withoutFigures({ uuid, gpu }: GpuReading): GpuReading {
   return {
     uuid,
-    gpu: { index: gpu.index, util: null, mem_used: null, mem_total: null, power: null, temp: null },
+    gpu: {
+      index: gpu.index,
+      name: gpu.name,
+      util: null,
+      mem_used: null,
+      mem_total: null,
+      power: null,
+      temp: null,
+    },
   };
 }

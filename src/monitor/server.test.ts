@@ -7,13 +7,14 @@ import { gunzipSync } from "node:zlib";
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
 import { scriptedRun } from "../../bench/support/scripted-run.mjs";
 import { RunError } from "../base/errors.ts";
-import { type LogFields, silentLog } from "../base/log.ts";
+import { silentLog } from "../base/log.ts";
 import { StatusDocument, type StatusSource } from "../run/status.ts";
 import { History } from "./history.ts";
-import { type Monitor, type MonitorOptions, startMonitor } from "./server.ts";
+import { type MonitorServer, type ServerOptions, startServer } from "./server.ts";
 
 let directory: string;
-let monitors: Monitor[];
+let monitors: MonitorServer[];
+let ticking: NodeJS.Timeout[];
 let sockets: Socket[];
 
 beforeEach(() => {
@@ -23,17 +24,25 @@ beforeEach(() => {
   writeFileSync(join(directory, "assets", "index-abc.js"), `${"// code\n".repeat(200)}`);
   writeFileSync(join(directory, "secret.txt"), "not a page");
   monitors = [];
+  ticking = [];
   sockets = [];
 });
 afterEach(async () => {
+  for (const timer of ticking) clearInterval(timer);
   for (const socket of sockets) socket.destroy();
   await Promise.all(monitors.map((monitor) => monitor.close()));
   rmSync(directory, { recursive: true });
 });
 
-async function start(options: Partial<MonitorOptions> = {}): Promise<Monitor> {
-  const monitor = await startMonitor({
-    source: scriptedRun({ nowMs: Date.now }),
+/** A server over `source`, which publishes each `tickMs` where that is given. */
+async function start({
+  source = scriptedRun({ nowMs: Date.now }),
+  tickMs,
+  ...options
+}: Partial<ServerOptions> & { source?: StatusSource; tickMs?: number } = {}): Promise<MonitorServer> {
+  const published = () => ({ document: source.snapshot(), counters: source.counters() });
+  const monitor = await startServer({
+    first: published(),
     history: new History(),
     port: 0,
     log: silentLog,
@@ -42,12 +51,13 @@ async function start(options: Partial<MonitorOptions> = {}): Promise<Monitor> {
     ...options,
   });
   monitors.push(monitor);
+  if (tickMs) ticking.push(setInterval(() => monitor.publish(published()), tickMs));
   return monitor;
 }
 
 /** A request with exactly these headers; `fetch` would not let us lie about Host. */
 function ask(
-  monitor: Monitor,
+  monitor: MonitorServer,
   path: string,
   {
     method = "GET",
@@ -69,7 +79,7 @@ function ask(
 }
 
 /** Bytes as they are, and everything that comes back until the other side closes. */
-function raw(monitor: Monitor, text: string): Promise<string> {
+function raw(monitor: MonitorServer, text: string): Promise<string> {
   return new Promise((resolve, reject) => {
     const socket = connect(monitor.port, "127.0.0.1", () => socket.write(text));
     sockets.push(socket);
@@ -257,18 +267,15 @@ test("readiness follows the state, health does not", async () => {
   }
 });
 
-test("the stream begins with a snapshot and goes on with one each tick, all clients sharing one", async () => {
-  const source = scriptedRun({ nowMs: Date.now });
-  const snapshot = vi.spyOn(source, "snapshot");
-  const monitor = await start({ source, tickMs: 40 });
+test("the stream begins with the newest document and goes on with each that is published, the same for all", async () => {
+  const monitor = await start({ tickMs: 40 });
   const [one, two] = await Promise.all([events(monitor, 4), events(monitor, 4)]);
   expect(one.map(({ run }) => run.name)).toEqual(Array(4).fill("qwen3.6-27b-chat"));
   expect(new Set(one.map((d) => d.generated_at)).size).toBe(4);
   expect(two.slice(1, 3).map((d) => d.generated_at)).toEqual(one.slice(1, 3).map((d) => d.generated_at));
-  expect(snapshot.mock.calls.length).toBeLessThan(12);
 });
 
-test("each tick is a point of the history, and `from` gives the newer ones only", async () => {
+test("each document published is a point of the history, and `from` gives the newer ones only", async () => {
   const history = new History();
   let nowMs = 1_764_547_200_000;
   const source = scriptedRun({
@@ -286,28 +293,21 @@ test("each tick is a point of the history, and `from` gives the newer ones only"
   expect(newer.t[0]).toBe(all.t[4]);
 });
 
-test("a run that cannot give its status costs its clients a 503 and the log one line, not the run", async () => {
-  const said: [string, LogFields?][] = [];
-  let broken = true;
-  const good = scriptedRun({ nowMs: Date.now });
-  const source: StatusSource = {
-    counters: good.counters,
-    snapshot: () => {
-      if (broken) throw new Error("not now");
-      return good.snapshot();
-    },
+test("a run that falls silent is not healthy any more; its last word still stands", async () => {
+  let nowMs = 1_764_547_200_000;
+  const source = scriptedRun({ nowMs: () => nowMs });
+  const monitor = await start({ source, nowMs: () => nowMs });
+  const health = async () => {
+    const { status, body } = await ask(monitor, "/healthz");
+    return [status, JSON.parse(body.toString())];
   };
-  const monitor = await start({
-    source,
-    tickMs: 10,
-    log: { ...silentLog, error: (...line) => said.push(line) },
-  });
-  for (const path of ["/api/status", "/metrics", "/healthz", "/readyz", "/api/events"]) {
-    expect((await ask(monitor, path)).status, path).toBe(503);
-  }
-  expect(said).toEqual([["monitor.snapshot", { error: "not now" }]]);
-  broken = false;
+  nowMs += 15_000;
+  expect(await health()).toEqual([200, { ok: true, state: "running", silent_s: 15 }]);
+  nowMs += 1_000;
+  expect(await health()).toEqual([503, { ok: false, state: "running", silent_s: 16 }]);
   expect((await ask(monitor, "/api/status")).status).toBe(200);
+  monitor.publish({ document: source.snapshot(), counters: source.counters() });
+  expect((await health())[0]).toBe(200);
 });
 
 test("a thousand idle streams: each gets its snapshot, and the oldest make room for a person", async () => {
@@ -334,7 +334,7 @@ test("closing ends the streams and frees the port", async () => {
 });
 
 /** The first `count` documents of a new stream. */
-function events(monitor: Monitor, count: number): Promise<StatusDocument[]> {
+function events(monitor: MonitorServer, count: number): Promise<StatusDocument[]> {
   return new Promise((resolve, reject) => {
     const sent = get(
       { port: monitor.port, host: "127.0.0.1", path: "/api/events", agent: false },
@@ -362,7 +362,7 @@ function events(monitor: Monitor, count: number): Promise<StatusDocument[]> {
 }
 
 /** A stream that is opened, seen to begin, and then never read again. */
-function idleStream(monitor: Monitor): Promise<{ socket: Socket; begun: boolean }> {
+function idleStream(monitor: MonitorServer): Promise<{ socket: Socket; begun: boolean }> {
   return new Promise((resolve, reject) => {
     const socket = connect(monitor.port, "127.0.0.1", () =>
       socket.write("GET /api/events HTTP/1.1\r\nhost: localhost\r\n\r\n"),

@@ -6,16 +6,23 @@ import { Hono } from "hono";
 import { z } from "zod";
 import { describeError, EXIT, errnoOf, RunError } from "../base/errors.ts";
 import type { Log } from "../base/log.ts";
-import { type RunState, StatusDocument, type StatusSource } from "../run/status.ts";
+import { type RunCounters, type RunState, StatusDocument } from "../run/status.ts";
 import { type Refusal, refusalOf } from "./guard.ts";
 import { type History, historyPoint } from "./history.ts";
 import { METRICS_CONTENT_TYPE, prometheusText } from "./metrics.ts";
 import { readPageFiles } from "./page-files.ts";
 import { HEARTBEAT_FRAME, SnapshotStream, type StreamLimits, snapshotFrame } from "./stream.ts";
 
-export interface MonitorOptions {
-  source: StatusSource;
-  /** Filled by the monitor, a point each second. */
+/** What the run says of itself once a second. */
+export interface Published {
+  document: StatusDocument;
+  counters: RunCounters;
+}
+
+export interface ServerOptions {
+  /** What is told until the first `publish`. */
+  first: Published;
+  /** Gains a point with each document published. */
   history: History;
   /** 0: any free one. */
   port: number;
@@ -26,22 +33,22 @@ export interface MonitorOptions {
   nowMs: () => number;
   /** The built page. Default: `web/` beside this folder's parent, where the build puts it. */
   pageDirectory?: string;
-  /** Between snapshots of the stream and points of the history. Default 1,000. */
-  tickMs?: number;
   stream?: StreamLimits;
 }
 
-export interface Monitor {
+export interface MonitorServer {
   /** "http://127.0.0.1:8080" */
   url: string;
   port: number;
-  /** Ends every connection; resolves when the port is free. */
+  /** From now on everybody is told this. */
+  publish(now: Published): void;
+  /** Ends every connection, each stream with the newest document; resolves when the port is free. */
   close(): Promise<void>;
 }
 
-/** A snapshot is asked of the run at most this often, however many clients ask. */
-const SNAPSHOT_AGE_MS_MAX = 200;
-const HEARTBEAT_TICKS = 15;
+const HEARTBEAT_MS = 15_000;
+/** A run that has not said anything for longer hangs, whatever its last word was. */
+const HEALTHY_AGE_MS_MAX = 15_000;
 const PORTS_TRIED_MAX = 100;
 const CONNECTIONS_MAX = 1_024;
 /** States in which work is being done, or all done: what a load balancer would call ready. */
@@ -60,15 +67,14 @@ const PAGE_HEADERS = {
 } as const;
 
 /**
- * Starts the read-only monitor on loopback: the page at `/`, the status document at `/api/status`, its schema,
- * stream and history, `/metrics`, `/healthz` and `/readyz`. Throws a RunError where the port cannot be had.
+ * The read-only monitor on loopback: the page at `/`, the status document at `/api/status`, its schema, stream and
+ * history, `/metrics`, `/healthz` and `/readyz`. Throws a RunError where the port cannot be had.
  */
-export async function startMonitor(options: MonitorOptions): Promise<Monitor> {
-  const { history, log, tickMs = 1_000 } = options;
-  const snapshots = new Snapshots(options);
+export async function startServer(options: ServerOptions): Promise<MonitorServer> {
+  const { history, log, nowMs } = options;
+  let news = newsOf(options.first, nowMs());
   const stream = new SnapshotStream(options.stream);
-  const { source, nowMs, pageDirectory } = options;
-  const app = routes({ source, history, log, nowMs, pageDirectory, snapshots, stream });
+  const app = routes({ ...options, news: () => news, stream });
   const knownPaths = new Set(app.routes.map((route) => route.path));
   const answer = getRequestListener(app.fetch, { overrideGlobalObjects: false });
 
@@ -94,29 +100,24 @@ export async function startMonitor(options: MonitorOptions): Promise<Monitor> {
   });
   const port = await listen(server, options);
 
-  let ticks = 0;
-  let previous: StatusDocument | null = null;
-  const timer = setInterval(() => {
-    const snapshot = snapshots.take();
-    ticks += 1;
-    if (snapshot) {
-      history.add(historyPoint(snapshot.document, previous));
-      previous = snapshot.document;
-    }
-    const frame = ticks % HEARTBEAT_TICKS === 0 || !snapshot ? HEARTBEAT_FRAME : snapshotFrame(snapshot.json);
+  const send = (frame: Buffer) => {
     stream.send(frame).catch((error: unknown) => log.warn("monitor.stream", { error: describeError(error) }));
-  }, tickMs);
-  timer.unref();
+  };
+  history.add(historyPoint(options.first.document, null));
+  const heartbeat = setInterval(() => send(HEARTBEAT_FRAME), HEARTBEAT_MS).unref();
 
   return {
     url: `http://127.0.0.1:${port}`,
     port,
+    publish: (published) => {
+      history.add(historyPoint(published.document, news.document));
+      news = newsOf(published, nowMs());
+      send(snapshotFrame(news.json));
+    },
     close: async () => {
-      clearInterval(timer);
+      clearInterval(heartbeat);
       // How it ended is what an open page should go on showing.
-      const last = snapshots.take();
-      if (last) await stream.send(snapshotFrame(last.json));
-      stream.close();
+      stream.close(snapshotFrame(news.json));
       const closed = new Promise<void>((resolve) => server.close(() => resolve()));
       // Streams get the turn they need to say goodbye; nothing else is worth waiting for.
       setImmediate(() => server.closeAllConnections());
@@ -125,13 +126,23 @@ export async function startMonitor(options: MonitorOptions): Promise<Monitor> {
   };
 }
 
-interface RouteOptions
-  extends Pick<MonitorOptions, "source" | "history" | "log" | "nowMs" | "pageDirectory"> {
-  snapshots: Snapshots;
+/** The newest that was published, serialised once for everyone who asks for it. */
+interface News extends Published {
+  json: Buffer<ArrayBuffer>;
+  /** When it came. */
+  atMs: number;
+}
+
+function newsOf(published: Published, atMs: number): News {
+  return { ...published, json: Buffer.from(JSON.stringify(published.document)), atMs };
+}
+
+interface RouteOptions extends Pick<ServerOptions, "history" | "log" | "nowMs" | "pageDirectory"> {
+  news: () => News;
   stream: SnapshotStream;
 }
 
-function routes({ source, history, log, nowMs, pageDirectory, snapshots, stream }: RouteOptions) {
+function routes({ history, log, nowMs, pageDirectory, news, stream }: RouteOptions) {
   const app = new Hono<{ Bindings: HttpBindings }>();
   const files = readPageFiles(pageDirectory ?? fileURLToPath(new URL("../web/", import.meta.url)));
   const schemaJson = JSON.stringify(z.toJSONSchema(StatusDocument));
@@ -141,7 +152,6 @@ function routes({ source, history, log, nowMs, pageDirectory, snapshots, stream 
       headers: { "content-type": "application/json; charset=utf-8", "cache-control": "no-store" },
     });
   const problem = (status: number, error: string) => json(JSON.stringify({ error }), status);
-  const noSnapshot = () => problem(503, "the run could not give its status just now");
 
   if (!files.has("/")) {
     app.get("/", () =>
@@ -164,10 +174,7 @@ function routes({ source, history, log, nowMs, pageDirectory, snapshots, stream 
     });
   }
 
-  app.get("/api/status", () => {
-    const snapshot = snapshots.current();
-    return snapshot ? json(snapshot.json) : noSnapshot();
-  });
+  app.get("/api/status", () => json(news().json));
   app.get("/api/schema.json", () => json(schemaJson));
   app.get("/api/history", ({ req }) => {
     const from = req.query("from") ?? "0";
@@ -177,8 +184,6 @@ function routes({ source, history, log, nowMs, pageDirectory, snapshots, stream 
     return json(JSON.stringify({ now: nowMs() / 1_000, ...history.since(Number(from)) }));
   });
   app.get("/api/events", ({ req, env }) => {
-    const snapshot = snapshots.current();
-    if (!snapshot) return noSnapshot();
     const { outgoing } = env;
     outgoing.writeHead(200, {
       "content-type": "text/event-stream; charset=utf-8",
@@ -186,23 +191,25 @@ function routes({ source, history, log, nowMs, pageDirectory, snapshots, stream 
       "x-accel-buffering": "no",
     });
     if (req.method === "HEAD") outgoing.end();
-    else stream.add(outgoing, snapshotFrame(snapshot.json));
+    else stream.add(outgoing, snapshotFrame(news().json));
     return RESPONSE_ALREADY_SENT;
   });
   app.get("/metrics", () => {
-    const snapshot = snapshots.current();
-    if (!snapshot) return noSnapshot();
-    return new Response(prometheusText(snapshot.document, source.counters()), {
+    const { document, counters } = news();
+    return new Response(prometheusText(document, counters), {
       headers: { "content-type": METRICS_CONTENT_TYPE, "cache-control": "no-store" },
     });
   });
   app.get("/healthz", () => {
-    const snapshot = snapshots.current();
-    return snapshot ? json(JSON.stringify({ ok: true, state: snapshot.document.run.state })) : noSnapshot();
+    const { document, atMs } = news();
+    const ageMs = nowMs() - atMs;
+    const ok = ageMs <= HEALTHY_AGE_MS_MAX;
+    const said = { ok, state: document.run.state, silent_s: Math.max(0, Math.round(ageMs / 1_000)) };
+    return json(JSON.stringify(said), ok ? 200 : 503);
   });
   app.get("/readyz", () => {
-    const state = snapshots.current()?.document.run.state ?? null;
-    const ready = state !== null && READY_STATES.includes(state);
+    const { state } = news().document.run;
+    const ready = READY_STATES.includes(state);
     return json(JSON.stringify({ ready, state }), ready ? 200 : 503);
   });
   app.onError((error) => {
@@ -212,45 +219,8 @@ function routes({ source, history, log, nowMs, pageDirectory, snapshots, stream 
   return app;
 }
 
-interface Snapshot {
-  document: StatusDocument;
-  json: Buffer<ArrayBuffer>;
-  takenAtMs: number;
-}
-
-/** The run's newest snapshot, serialised once for everyone who asks for it. */
-class Snapshots {
-  readonly #options: MonitorOptions;
-  #last: Snapshot | null = null;
-  #failing = false;
-
-  constructor(options: MonitorOptions) {
-    this.#options = options;
-  }
-
-  /** Null when the run fails to give one: a fault of the monitor's must not become the run's. */
-  take(): Snapshot | null {
-    const { source, log, nowMs } = this.#options;
-    try {
-      const document = source.snapshot();
-      this.#last = { document, json: Buffer.from(JSON.stringify(document)), takenAtMs: nowMs() };
-      this.#failing = false;
-    } catch (error) {
-      if (!this.#failing) log.error("monitor.snapshot", { error: describeError(error) });
-      this.#failing = true;
-      this.#last = null;
-    }
-    return this.#last;
-  }
-
-  current(): Snapshot | null {
-    const ageMs = this.#last ? this.#options.nowMs() - this.#last.takenAtMs : Number.POSITIVE_INFINITY;
-    return ageMs >= 0 && ageMs < SNAPSHOT_AGE_MS_MAX ? this.#last : this.take();
-  }
-}
-
 /** Tries `port`, then the next ones. The run prints what it got. */
-async function listen(server: Server, { port, nextFreePort = true }: MonitorOptions): Promise<number> {
+async function listen(server: Server, { port, nextFreePort = true }: ServerOptions): Promise<number> {
   for (let tried = port; ; tried += 1) {
     try {
       return await listenOn(server, tried);

@@ -1,7 +1,7 @@
 import { createServer, get, type IncomingMessage, type Server } from "node:http";
 import type { AddressInfo } from "node:net";
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
-import { SnapshotStream, type StreamLimits, snapshotFrame } from "./stream.ts";
+import { HEARTBEAT_FRAME, SnapshotStream, type StreamLimits, snapshotFrame } from "./stream.ts";
 
 let server: Server | undefined;
 let stream = new SnapshotStream();
@@ -12,7 +12,7 @@ beforeEach(() => {
 });
 afterEach(async () => {
   for (const answer of answers) answer.destroy();
-  stream.close();
+  stream.close(HEARTBEAT_FRAME);
   server?.closeAllConnections();
   await new Promise((resolve) => (server ? server.close(resolve) : resolve(null)));
   server = undefined;
@@ -96,4 +96,24 @@ test("while one snapshot is being sent the next are left out, and the one after 
   await stream.send(frameOf(4));
   await vi.waitFor(() => expect(seen).toContain('"n":4,'));
   expect(seen.match(/"n":\d+/g)).toEqual(['"n":0', '"n":1', '"n":4']);
+});
+
+test("the end is told to every client, whatever was being sent", async () => {
+  await serve({});
+  const readers = await Promise.all(Array.from({ length: 20 }, open));
+  const texts = readers.map(
+    (reader) =>
+      new Promise<string>((resolve) => {
+        let text = "";
+        reader.setEncoding("utf8").on("data", (chunk: string) => {
+          text += chunk;
+        });
+        reader.on("end", () => resolve(text));
+      }),
+  );
+  const sending = stream.send(frameOf(1));
+  stream.close(frameOf(2));
+  await sending;
+  for (const text of await Promise.all(texts)) expect(text.match(/"n":\d+/g)?.at(-1)).toBe('"n":2');
+  expect(stream.clients).toBe(0);
 });

@@ -8,8 +8,8 @@ export interface StreamLimits {
   missedMax?: number;
 }
 
-/** Clients written to before the event loop may do something else. */
-const CLIENTS_A_TURN = 32;
+/** Clients written to before the event loop may do something else: a request waits for so many at most. */
+const CLIENTS_A_TURN = 8;
 
 /**
  * Server-sent events: the same bytes to every client. A snapshot replaces the one before it, so a slow client
@@ -51,12 +51,13 @@ export class SnapshotStream {
     this.#sending = true;
     let sent = 0;
     for (const [client, missed] of [...this.#clients]) {
+      if (!this.#clients.has(client)) continue;
       if (client.writableLength === 0) {
         client.write(frame);
         if (missed > 0) this.#clients.set(client, 0);
       } else if (missed + 1 >= this.#missedMax) {
         this.#drop(client);
-      } else if (this.#clients.has(client)) {
+      } else {
         this.#clients.set(client, missed + 1);
       }
       sent += 1;
@@ -65,9 +66,11 @@ export class SnapshotStream {
     this.#sending = false;
   }
 
-  close(): void {
-    for (const client of this.#clients.keys()) client.end();
+  /** Ends each stream with `last`, also one that has not taken all before it. */
+  close(last: Buffer): void {
+    const clients = [...this.#clients.keys()];
     this.#clients.clear();
+    for (const client of clients) client.end(last);
   }
 
   #drop(client: ServerResponse): void {

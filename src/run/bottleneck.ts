@@ -42,13 +42,13 @@ export function findBottleneck(first: PipelineLook, last: PipelineLook, context:
 }
 
 /**
- * Engine seconds that were not spent computing, over all engines in this session: the price of whatever limits
- * the run. Null while no engine has worked.
+ * Engine seconds spent up without a batch, or writing, over all engines in this session: the price of whatever limits
+ * the run. Loading is the price of a start, and not among them. Null while no engine has worked.
  */
 export function engineSecondsLost(stages: readonly StageStatus[]): number | null {
   const compute = stages.find((stage) => stage.name === "compute");
   if (!compute || compute.busy === 0) return null;
-  return compute.blocked + compute.starved;
+  return compute.blocked;
 }
 
 function limiting(window: PipelineWindow): Limiting {

@@ -1,4 +1,4 @@
-import type { ExitCode } from "../base/errors.ts";
+import { describeError, type ExitCode } from "../base/errors.ts";
 import type { ExtractOptions, ExtractTools } from "./options.ts";
 import type { StatusDocument } from "./status.ts";
 import { Supervisor } from "./supervisor.ts";
@@ -16,10 +16,19 @@ export interface ExtractResult {
  */
 export async function extract(options: ExtractOptions, tools: ExtractTools): Promise<ExtractResult> {
   const supervisor = new Supervisor(options, tools);
+  let isBlind = false;
   const ticking = setInterval(() => {
     supervisor.look();
-    tools.board.look();
-    tools.onTick?.(tools.board.snapshot());
+    try {
+      tools.board.look();
+      const document = tools.board.snapshot();
+      supervisor.shown(document.run.state);
+      tools.onTick?.(document);
+    } catch (error) {
+      // A fault of who only looks must not become the run's.
+      if (!isBlind) tools.log.error("status.failed", { error: describeError(error) });
+      isBlind = true;
+    }
   }, 1_000);
   try {
     const { exit, reason } = await supervisor.run();

@@ -2,16 +2,25 @@ import { describeError } from "../base/errors.ts";
 import type { Log } from "../base/log.ts";
 import type { Store } from "../store/store.ts";
 import { type Part, putHeartbeat } from "./lease.ts";
-import type { StatusDocument } from "./status.ts";
+import type { RunState, StatusDocument } from "./status.ts";
 
 /** A heartbeat may fail for long without harm; one that hangs may not hold up the next. */
 const PUT_MS_MAX = 20_000;
+/** A state that changes back and forth costs a request this often at most. */
+const CHANGE_MS_MIN = 5_000;
 
-/** Puts the status document into the store at once, each `intervalS`, and a last time; failures are logged only. */
+/**
+ * Puts the status document into the store at once, each `intervalS`, when the state has changed, and a last time;
+ * failures are logged only.
+ */
 export class Heartbeat {
   readonly #options: HeartbeatOptions;
   readonly #timer: NodeJS.Timeout;
   #beating: Promise<void>;
+  #toldState: RunState | null = null;
+  #toldMs = 0;
+  /** One waits for the one before it, which may hang: more would only pile up. */
+  #isQueued = false;
 
   constructor(options: HeartbeatOptions) {
     this.#options = options;
@@ -19,6 +28,14 @@ export class Heartbeat {
     this.#timer = setInterval(() => {
       this.#beating = this.#beating.then(() => this.#beat());
     }, options.intervalS * 1000);
+  }
+
+  /** Once a second: who looks from elsewhere need not wait for a minute to see that a run is blocked. */
+  look(state: RunState): void {
+    const isTold = state === this.#toldState || this.#options.nowMs() - this.#toldMs < CHANGE_MS_MIN;
+    if (isTold || this.#isQueued) return;
+    this.#isQueued = true;
+    this.#beating = this.#beating.then(() => this.#beat());
   }
 
   /** Stops, and says how it ended: who comes next on this part need not wait. */
@@ -29,9 +46,13 @@ export class Heartbeat {
   }
 
   async #beat(): Promise<void> {
-    const { store, part, document, log } = this.#options;
+    const { store, part, log, nowMs } = this.#options;
+    this.#isQueued = false;
+    const document = this.#options.document();
+    this.#toldState = document.run.state;
+    this.#toldMs = nowMs();
     try {
-      await putHeartbeat(store, part, document(), AbortSignal.timeout(PUT_MS_MAX));
+      await putHeartbeat(store, part, document, AbortSignal.timeout(PUT_MS_MAX));
     } catch (error) {
       log.warn("heartbeat.failed", { reason: describeError(error) });
     }
@@ -44,4 +65,6 @@ export interface HeartbeatOptions {
   intervalS: number;
   document: () => StatusDocument;
   log: Log;
+  /** Monotonic. */
+  nowMs: () => number;
 }

@@ -1,3 +1,4 @@
+import { readForwardCost } from "../model/forward-cost.ts";
 import { batchBytes, batchCount, type Plan, planTotals } from "../plan/plan.ts";
 import { assertBudget, Spool } from "../spool/spool.ts";
 import { openStore } from "../store/open.ts";
@@ -56,7 +57,7 @@ export async function openRun(
     store,
     runDirectory: options.runDirectory,
     log,
-    onPhase: (phase) => board.phase("planning", phase),
+    onPhase: (phase, detail) => board.phase("planning", phase, detail),
     signal: stop,
   });
   closers.push(() => prepared.rows.close());
@@ -70,7 +71,20 @@ export async function openRun(
   });
 
   board.phase("planning", "looking for another run on this part");
-  await claimPart({ store, part: options.part, host, pidAlive, takeOver: options.takeOver, signal: stop });
+  await claimPart({
+    store,
+    part: options.part,
+    host,
+    pidAlive,
+    takeOver: options.takeOver,
+    onWaiting: (seconds) =>
+      board.phase(
+        "planning",
+        "waiting to see whether another run on this part lives",
+        `up to ${seconds} s; --take-over if you know that it is dead`,
+      ),
+    signal: stop,
+  });
   const spool = await Spool.open({
     ...options.spool,
     owner: { runId, part: `${options.part.index}/${options.part.count}` },
@@ -88,7 +102,9 @@ export async function openRun(
   }
   const tally = new Tally(plan, options.part, holdings.committed);
   // What the plan skips belongs to no batch: the first part tells of it.
-  board.opened(runId, tally, options.part.index === 1 ? plan.skippedRows.length : 0);
+  const planSkips = options.part.index === 1 ? plan.skippedRows.length : 0;
+  const cost = readForwardCost(options.request.modelDirectory, Math.max(...prepared.identity.taps));
+  board.opened({ id: runId, tally, planSkips, cost });
   const committedSkips = holdings.withSkips.filter((batch) => holdings.committed[batch]);
   const ours = committedSkips.filter((batch) => isOfPart(batch, options.part));
   const skippedBefore = await readSkips(store, ours, stop);

@@ -1,4 +1,5 @@
 import { join } from "node:path";
+import { formatBytes } from "../base/bytes.ts";
 import { EXIT, RunError } from "../base/errors.ts";
 import type { Log } from "../base/log.ts";
 import type { RowsFile } from "../dataset/rows-file.ts";
@@ -10,7 +11,7 @@ import { metadataBytesOf } from "../pack/metadata.ts";
 import { type LongPolicy, makePlan, type Plan, type PlanOrder } from "../plan/plan.ts";
 import { encodePlan, planHashOf } from "../plan/plan-file.ts";
 import type { Store } from "../store/store.ts";
-import { type DatasetChoice, rowsOfDataset, rowsOfStore } from "./inputs.ts";
+import { type DatasetChoice, type RowsOptions, rowsOfDataset, rowsOfStore } from "./inputs.ts";
 import {
   assertSameIdentity,
   type Identity,
@@ -51,7 +52,8 @@ export interface PrepareTools {
   store: Store;
   runDirectory: string;
   log: Log;
-  onPhase?: (phase: string) => void;
+  /** `detail`: how far it is, told often. */
+  onPhase?: (phase: string, detail?: string) => void;
   signal?: AbortSignal;
 }
 
@@ -67,20 +69,30 @@ export async function prepareRun(request: RunRequest, tools: PrepareTools): Prom
   if (!taps) throw nothingToResume(store);
   const numbering = numberingOf(taps, model.blocks);
 
-  tools.onPhase?.("fingerprinting the weights");
+  const onPhase = (phase: string, detail?: string) => tools.onPhase?.(phase, detail);
+  onPhase("fingerprinting the weights");
   const fingerprint = await fingerprintModel(request.modelDirectory, {
     cacheFile: join(runDirectory, "weights.json"),
+    onProgress: (done, total) =>
+      onPhase("fingerprinting the weights", `${formatBytes(done)} of ${formatBytes(total)}`),
     signal,
   });
 
-  tools.onPhase?.("reading the dataset");
-  const rowsOptions = { directory: join(runDirectory, "inputs"), log, signal };
   if (!request.dataset && !standing) throw nothingToResume(store);
+  const reading = request.dataset ? "reading the dataset" : "fetching the rows from the store";
+  onPhase(reading);
+  const rowsOptions: RowsOptions = {
+    directory: join(runDirectory, "inputs"),
+    log,
+    onProgress: ({ rows, tokens }) =>
+      onPhase(reading, `${countText(rows)} rows, ${countText(tokens)} tokens`),
+    signal,
+  };
   const rows = request.dataset
     ? await rowsOfDataset(request.dataset, rowsOptions)
     : await rowsOfStore(store, standing!, rowsOptions);
   try {
-    tools.onPhase?.("planning");
+    onPhase("making the plan", `${countText(rows.info.rows)} rows`);
     const { plan, planBytes, planHash } = await planFor(request, { rows, model, taps, numbering }, tools);
     const identity: Identity = {
       weights: fingerprint.weights,
@@ -102,6 +114,10 @@ export async function prepareRun(request: RunRequest, tools: PrepareTools): Prom
     rows.close();
     throw error;
   }
+}
+
+function countText(count: number): string {
+  return count.toLocaleString("en-US");
 }
 
 /** The shape of every pack of a run. */

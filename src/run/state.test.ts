@@ -3,6 +3,8 @@ import { judgeState, type StateFacts } from "./state.ts";
 
 const healthy: StateFacts = {
   phase: "extracting",
+  doing: "extracting",
+  isWarm: true,
   ending: null,
   endingReason: null,
   stopping: false,
@@ -19,7 +21,20 @@ const healthy: StateFacts = {
 
 test.each<[string, Partial<StateFacts>, string, RegExp | null]>([
   ["is healthy", {}, "running", null],
-  ["loads its model", { phase: "loading" }, "starting", /loading/],
+  [
+    "loads its model",
+    { phase: "loading", doing: "loading the model: onnx-0 is loading" },
+    "starting",
+    /^loading the model: onnx-0 is loading$/,
+  ],
+  ["computes its first batches", { isWarm: false, doing: "computing" }, "starting", /computing/],
+  ["uploads what an earlier session left", { phase: "draining", isWarm: false }, "running", null],
+  [
+    "cannot start for want of the disk",
+    { isWarm: false, blocked: { reason: "full", action: "free" } },
+    "blocked",
+    /full/,
+  ],
   ["has skipped rows at its end", { ending: "done", skipped: 2 }, "done_with_skips", /2 rows/],
   ["is done", { ending: "done" }, "done", null],
   ["failed", { ending: "failed", endingReason: "engine" }, "failed", /engine/],
@@ -51,7 +66,7 @@ test.each<[string, Partial<StateFacts>, string, RegExp | null]>([
   const judged = judgeState({ ...healthy, ...change });
   expect(judged.state).toBe(state);
   if (reason) expect(judged.reason).toMatch(reason);
-  if (state === "blocked") expect(judged.action).toBe("renew");
+  if (change.blocked && state === "blocked") expect(judged.action).toBe(change.blocked.action);
 });
 
 test("before the first commit a long load is not a stall", () => {

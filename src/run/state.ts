@@ -1,19 +1,23 @@
-import type { RunState } from "./status.ts";
+import type { RunState, StatusDocument } from "./status.ts";
 
 /** What the run's state is judged from; seconds are by one monotonic clock. */
 export interface StateFacts {
-  phase: "planning" | "loading" | "gate" | "extracting" | "draining" | "ended";
+  phase: "planning" | "loading" | "gate" | "extracting" | "draining";
+  /** What is being done just now, in words, and how far it is. */
+  doing: string;
+  /** Whether this session has given anything yet: a batch out of an engine, or one in the store. */
+  isWarm: boolean;
   /** Where it has ended. */
   ending: "done" | "stopped" | "failed" | null;
   endingReason: string | null;
   stopping: boolean;
   skipped: number;
   blocked: { reason: string; action: string } | null;
-  /** Since the last commit, or since the first batch was dispatched. */
+  /** Since the last commit of this session; null before the first. */
   sinceCommitS: number | null;
-  /** Expected seconds between commits; null before there is ground. */
+  /** Seconds between two commits of this session, on average; null before the first. */
   expectedCommitS: number | null;
-  /** Retried requests / requests, this session's last minutes; null before there is ground. */
+  /** Retried requests / requests in the last minutes; null where they are too few to tell. */
   retryShare: number | null;
   enginesDown: number;
   engines: number;
@@ -40,7 +44,8 @@ export function judgeState(facts: StateFacts): Judged {
     return facts.skipped > 0 ? judged("done_with_skips", `${facts.skipped} rows skipped`) : judged("done");
   if (facts.stopping) return judged("stopping", "finishing what is in the engines and in ready/");
   if (facts.blocked) return judged("blocked", facts.blocked.reason, facts.blocked.action);
-  if (facts.phase !== "extracting" && facts.phase !== "draining") return judged("starting", facts.phase);
+  const isUnderWay = facts.phase === "draining" || (facts.phase === "extracting" && facts.isWarm);
+  if (!isUnderWay) return judged("starting", facts.doing);
   const limitS = Math.max(STALLED_FLOOR_S, 3 * (facts.expectedCommitS ?? 0));
   if (facts.expectedCommitS !== null && facts.sinceCommitS !== null && facts.sinceCommitS > limitS) {
     return judged(
@@ -58,6 +63,21 @@ export function judgeState(facts: StateFacts): Judged {
     facts.weakerVerify,
   ].filter((weakness) => weakness !== null);
   return weaknesses.length > 0 ? judged("degraded", weaknesses.join("; ")) : judged("running");
+}
+
+/** What a person should not overlook. */
+export function alertsOf(judged: Judged, spool: { volatile: boolean }): StatusDocument["alerts"] {
+  const { state, reason, action } = judged;
+  const alerts: StatusDocument["alerts"] = [];
+  if (state === "blocked" || state === "failed")
+    alerts.push({ level: "error", text: reason ?? state, action });
+  if (state === "stalled" || state === "degraded")
+    alerts.push({ level: "warn", text: reason ?? state, action });
+  if (spool.volatile) {
+    const text = "the spool is on tmpfs: what is not uploaded goes with the power";
+    alerts.push({ level: "warn", text, action: null });
+  }
+  return alerts;
 }
 
 function judged(state: RunState, reason: string | null = null, action: string | null = null): Judged {

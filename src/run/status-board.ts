@@ -1,12 +1,16 @@
 import type { LogEvent } from "../base/log.ts";
+import { type ForwardCost, flopsPerToken } from "../model/forward-cost.ts";
 import type { Spool } from "../spool/spool.ts";
 import type { Uploader } from "../spool/uploader.ts";
 import { engineSecondsLost } from "./bottleneck.ts";
-import { EtaLog, estimateEta } from "./eta.ts";
 import type { Part } from "./lease.ts";
 import { type BoardSources, Pipeline } from "./pipeline.ts";
 import { Rate } from "./rate.ts";
-import { judgeState, type StateFacts } from "./state.ts";
+import { RecentShare } from "./recent-share.ts";
+import { type Health, RunCourse } from "./run-course.ts";
+import { RunEta } from "./run-eta.ts";
+import { ShardTally } from "./shard-tally.ts";
+import { alertsOf, type StateFacts } from "./state.ts";
 import type { Bottleneck, EngineStatus, RunCounters, StatusDocument, StatusSource } from "./status.ts";
 import type { Amount, Tally } from "./tally.ts";
 
@@ -36,78 +40,80 @@ export class StatusBoard implements StatusSource {
   readonly #facts: BoardFacts;
   readonly #nowMs: () => number;
   readonly #wallMs: () => number;
+  readonly #withGpus: (document: StatusDocument) => StatusDocument;
   readonly #startedAt: string;
   readonly #events: StatusDocument["events_tail"] = [];
   /** Rows skipped at run time: one that is done again may be skipped again. */
   readonly #skippedRows = new Map<number, string>();
   readonly #rates: Record<"samples" | "tokens", Rate>;
-  readonly #shards = new Map<
-    number,
-    { samples: number; tokens: number; batches: number; rate: Rate; lastAt: string }
-  >();
+  readonly #shards: ShardTally;
   #runId: string | null = null;
   #tally: Tally | null = null;
+  #cost: ForwardCost | null = null;
   #sources: BoardSources | null = null;
   #pipeline: Pipeline | null = null;
-  #eta: EtaLog | null = null;
-  #judgedState = "starting";
-  #stateSince: string;
-  #phase = "starting";
-  #facetPhase: StateFacts["phase"] = "planning";
-  #ending: StateFacts["ending"] = null;
-  #endingReason: string | null = null;
+  #eta: RunEta | null = null;
+  readonly #course: RunCourse;
+  readonly #retries = new RecentShare();
   #exitCode: number | null = null;
-  #stopping = false;
-  #blocked: StateFacts["blocked"] = null;
   #planSkips = 0;
   #produced = 0;
+  /** When the first batch could be handed out. */
+  #beganMs: number | null = null;
+  #commits = 0;
   #lastCommitMs: number | null = null;
   #lastCommitAt: string | null = null;
   #pageUrl: string | null = null;
   #gate: StatusDocument["gate"] = { state: "not-run", report: null };
 
-  constructor(facts: BoardFacts, clock: { nowMs: () => number; wallMs: () => number }) {
+  /** `withGpus` puts beside the engines what only the monitor knows of their cards. */
+  constructor(
+    facts: BoardFacts,
+    clock: { nowMs: () => number; wallMs: () => number },
+    withGpus: (document: StatusDocument) => StatusDocument = (document) => document,
+  ) {
     this.#facts = facts;
     this.#nowMs = clock.nowMs;
     this.#wallMs = clock.wallMs;
+    this.#withGpus = withGpus;
     this.#startedAt = this.#iso();
-    this.#stateSince = this.#startedAt;
+    this.#course = new RunCourse(this.#startedAt);
     const rate = () => new Rate(RATE_WINDOW_S, clock.nowMs);
     this.#rates = { samples: rate(), tokens: rate() };
+    this.#shards = new ShardTally(RATE_WINDOW_S, clock.nowMs);
   }
 
-  phase(phase: StateFacts["phase"], words: string): void {
-    this.#facetPhase = phase;
-    this.#phase = words;
+  /** `words`: what is being done; `detail`: how far it is. */
+  phase(phase: StateFacts["phase"], words: string, detail: string | null = null): void {
+    this.#course.phase(phase, words, detail);
+    if (this.#beganMs !== null || (phase !== "extracting" && phase !== "draining")) return;
+    this.#beganMs = this.#nowMs();
+    for (const rate of Object.values(this.#rates)) rate.add(0);
+    const [sources, tally, cost] = [this.#sources, this.#tally, this.#cost];
+    if (sources && tally) this.#eta = new RunEta(this.#nowMs, { sources, tally, cost });
   }
 
   /** The run is known and counted; from here on the document shows what the store holds. */
-  opened(runId: string, tally: Tally, planSkips: number): void {
-    this.#runId = runId;
-    this.#tally = tally;
-    this.#planSkips = planSkips;
+  opened(run: { id: string; tally: Tally; planSkips: number; cost: ForwardCost | null }): void {
+    this.#runId = run.id;
+    this.#tally = run.tally;
+    this.#planSkips = run.planSkips;
+    this.#cost = run.cost;
   }
 
   attach(sources: BoardSources): void {
     this.#sources = sources;
     this.#pipeline = new Pipeline(sources, this.#tally!, this.#nowMs);
-    this.#eta = new EtaLog(this.#nowMs() / 1000);
   }
 
   /** `seconds`: as the engine told. */
   computed(shard: number, amount: Amount, seconds: { forward: number; write: number }): void {
-    const entry = this.#shard(shard);
-    entry.samples += amount.samples;
-    entry.tokens += amount.tokens;
-    entry.batches += 1;
-    entry.rate.add(amount.samples);
-    entry.lastAt = this.#iso();
+    this.#course.warm();
+    this.#shards.finished(shard, amount, this.#iso());
     this.#produced += amount.bytes;
     this.#pipeline?.rates.produced.add(amount.bytes);
     this.#pipeline?.engineWrote(seconds.write);
-    const compute = this.#sources?.fleet()?.stage;
-    const blockedS = compute ? compute.seconds().blocked / Math.max(1, compute.slots) : 0;
-    this.#eta?.batchComputed(this.#nowMs() / 1000, amount, blockedS);
+    this.#eta?.computed(amount);
   }
 
   uploaded(bytes: number): void {
@@ -115,14 +121,14 @@ export class StatusBoard implements StatusSource {
   }
 
   committed(amount: Amount): void {
+    this.#course.warm();
+    this.#commits += 1;
     this.#lastCommitMs = this.#nowMs();
     this.#lastCommitAt = this.#iso();
     this.#rates.samples.add(amount.samples);
     this.#rates.tokens.add(amount.tokens);
     this.#pipeline?.rates.verified.add(amount.bytes);
-    const stats = this.#sources?.uploader.stats();
-    const starvedS = stats ? stats.stages.upload.starved / Math.max(1, stats.limit) : 0;
-    this.#eta?.packVerified(this.#nowMs() / 1000, amount.bytes, starvedS);
+    this.#eta?.verified(amount.bytes);
   }
 
   skipped(rows: readonly { row: number; reason: string }[]): void {
@@ -134,16 +140,15 @@ export class StatusBoard implements StatusSource {
   }
 
   blocked(blocked: StateFacts["blocked"]): void {
-    this.#blocked = blocked;
+    this.#course.blocked(blocked);
   }
 
   stopping(): void {
-    this.#stopping = true;
+    this.#course.stopping();
   }
 
   ended(ending: NonNullable<StateFacts["ending"]>, reason: string | null, exitCode: number): void {
-    this.#ending = ending;
-    this.#endingReason = reason;
+    this.#course.ended(ending, reason);
     this.#exitCode = exitCode;
   }
 
@@ -171,14 +176,10 @@ export class StatusBoard implements StatusSource {
     const engines = this.#engines();
     const stages = this.#pipeline?.stages() ?? [];
     const at = this.#iso();
-    const eta = this.#estimate();
-    const judged = judgeState(this.#stateFacts(engines, usage, stats));
-    if (judged.state !== this.#judgedState) {
-      this.#judgedState = judged.state;
-      this.#stateSince = at;
-    }
+    const course = this.#course.judge(this.#health(engines, usage, stats), this.#enginesAt(engines), at);
+    const eta = this.#estimate(course.phase);
     const elapsedH = (this.#wallMs() - Date.parse(this.#startedAt)) / 3_600_000;
-    return {
+    return this.#withGpus({
       schema_version: 1,
       app_version: facts.appVersion,
       generated_at: at,
@@ -189,11 +190,11 @@ export class StatusBoard implements StatusSource {
         name: facts.name,
         address: facts.address,
         part: facts.part,
-        state: judged.state,
-        phase: this.#phase,
-        state_since: this.#stateSince,
-        reason: judged.reason,
-        action: judged.action,
+        state: course.state,
+        phase: course.phase,
+        state_since: course.since,
+        reason: course.reason,
+        action: course.action,
         host: facts.host,
         pid: facts.pid,
         started_at: this.#startedAt,
@@ -212,13 +213,13 @@ export class StatusBoard implements StatusSource {
         eta,
         hs_local: usage?.files ?? 0,
         shards: engines.map(({ shard }) => {
-          const entry = this.#shard(shard);
+          const work = this.#shards.of(shard);
           return {
             shard,
-            processed: entry.samples,
+            processed: work.samples,
             total: tally?.total.samples ?? 0,
-            rate_per_sec: entry.rate.perSecond(),
-            batch: entry.batches,
+            rate_per_sec: work.samplesRate.perSecond(),
+            batch: work.batches,
             total_batches: tally?.total.batches ?? 0,
           };
         }),
@@ -245,6 +246,7 @@ export class StatusBoard implements StatusSource {
         skipped_rows: [...this.#skippedRows].slice(-SKIPPED_TAIL).map(([row, reason]) => ({ row, reason })),
         failed: 0,
         last_commit_at: this.#lastCommitAt,
+        flops_per_token: this.#flopsPerToken(),
       },
       engines,
       stages,
@@ -281,9 +283,9 @@ export class StatusBoard implements StatusSource {
       },
       gate: this.#gate,
       training: null,
-      alerts: this.#alerts(judged),
+      alerts: alertsOf(course, { volatile: usage?.volatile ?? false }),
       events_tail: [...this.#events],
-    };
+    });
   }
 
   counters(): RunCounters {
@@ -292,76 +294,63 @@ export class StatusBoard implements StatusSource {
       s3Requests: stats?.requests ?? [],
       s3Retries: stats?.retryReasons ?? [],
       s3Seconds: stats?.requestSeconds ?? { boundsS: [], counts: [], sumS: 0, count: 0 },
-      tokensByShard: [...this.#shards].map(([shard, { samples, tokens, batches }]) => ({
-        shard,
-        samples,
-        tokens,
-        batches,
-      })),
+      tokensByShard: this.#shards.counts(),
     };
   }
 
   /** Takes a look at the pipeline for the verdict; once a second. */
   look(): void {
+    if (this.#beganMs === null) return;
     this.#pipeline?.look();
+    const stats = this.#sources?.uploader.stats();
+    if (!stats) return;
+    const all = stats.requests.reduce((sum, { count }) => sum + count, 0);
+    this.#retries.look(this.#nowMs() / 1000, { all, part: stats.retries });
   }
 
   #verdict(engines: number): Bottleneck {
-    if (this.#pipeline && !this.#ending)
+    if (this.#course.isOver)
+      return { stage: null, cause: "none", confidence: 1, advice: "The run has ended." };
+    if (this.#pipeline && this.#beganMs !== null)
       return this.#pipeline.verdict({ address: this.#facts.address, engines });
-    const advice = this.#ending ? "The run has ended." : "Nothing is being worked on yet.";
-    return { stage: null, cause: "none", confidence: 1, advice };
+    return { stage: null, cause: "unknown", confidence: 0, advice: "Nothing is being worked on yet." };
   }
 
   #engines(): EngineStatus[] {
     const lanes = this.#sources?.fleet()?.status() ?? [];
     return lanes.map(({ samples_done, batches_done, ...lane }) => ({
       ...lane,
-      last_commit_at: this.#shards.get(lane.shard)?.lastAt ?? null,
+      last_commit_at: this.#shards.of(lane.shard).lastAt,
+      // See `withGpus`.
       flops_share: null,
       gpu: null,
     }));
   }
 
-  /** Batches that the engines hold at once. */
-  #slots(): number {
-    return Math.max(1, this.#tally?.at.engine.batches ?? 0);
+  #flopsPerToken(): number | null {
+    if (!this.#cost || !this.#tally) return null;
+    const { tokens, tokensSquared } = this.#tally.total;
+    const meanTokens = this.#shards.meanTokens() ?? (tokens > 0 ? tokensSquared / tokens : null);
+    return meanTokens === null ? null : flopsPerToken(this.#cost, meanTokens);
   }
 
-  #estimate(): StatusDocument["extraction"]["eta"] {
-    const unknown = { p10_s: null, p50_s: null, p90_s: null, finish_at: null, reason: this.#phase };
-    if (!this.#eta || !this.#tally || !this.#sources) return unknown;
-    return estimateEta({
-      nowS: this.#nowMs() / 1000,
-      nowMs: this.#wallMs(),
-      log: this.#eta,
-      toCompute: this.#tally.toCompute(),
-      bytesToVerify: this.#tally.total.bytes - this.#tally.committed.bytes,
-      slots: this.#slots(),
-    });
+  #estimate(phase: string): StatusDocument["extraction"]["eta"] {
+    const unknown = { p10_s: null, p50_s: null, p90_s: null, finish_at: null, reason: phase };
+    return this.#eta?.estimate(this.#wallMs()) ?? unknown;
   }
 
-  #stateFacts(
+  #health(
     engines: readonly EngineStatus[],
     usage: ReturnType<Spool["usage"]> | null,
     stats: ReturnType<Uploader["stats"]> | null,
-  ): StateFacts {
-    const requests = stats?.requests.reduce((sum, { count }) => sum + count, 0) ?? 0;
-    const samplesPerS = this.#rates.samples.perSecond();
-    const commitsPerS =
-      samplesPerS > 0 && this.#tally
-        ? (samplesPerS * this.#tally.total.batches) / this.#tally.total.samples
-        : 0;
+  ): Health {
+    const sinceMs = this.#lastCommitMs;
     return {
-      phase: this.#facetPhase,
-      ending: this.#ending,
-      endingReason: this.#endingReason,
-      stopping: this.#stopping,
       skipped: this.skippedCount,
-      blocked: this.#blocked,
-      sinceCommitS: this.#lastCommitMs === null ? null : (this.#nowMs() - this.#lastCommitMs) / 1000,
-      expectedCommitS: commitsPerS > 0 ? 1 / commitsPerS : this.#lastCommitMs === null ? null : 0,
-      retryShare: requests >= 100 && stats ? stats.retries / requests : null,
+      sinceCommitS: sinceMs === null ? null : (this.#nowMs() - sinceMs) / 1000,
+      expectedCommitS:
+        sinceMs === null ? null : (sinceMs - (this.#beganMs ?? sinceMs)) / 1000 / this.#commits,
+      retryShare: stats ? this.#retries.share() : null,
       enginesDown: engines.filter(({ state }) => state === "restarting" || state === "failed").length,
       engines: engines.length,
       spoolShare: usage ? usage.bytes / usage.budgetBytes : 0,
@@ -372,37 +361,14 @@ export class StatusBoard implements StatusSource {
     };
   }
 
-  #alerts(judged: ReturnType<typeof judgeState>): StatusDocument["alerts"] {
-    const alerts: StatusDocument["alerts"] = [];
-    if (judged.state === "blocked" || judged.state === "failed") {
-      alerts.push({ level: "error", text: judged.reason ?? judged.state, action: judged.action });
-    }
-    if (judged.state === "stalled" || judged.state === "degraded") {
-      alerts.push({ level: "warn", text: judged.reason ?? judged.state, action: judged.action });
-    }
-    if (this.#sources?.spool.volatile) {
-      alerts.push({
-        level: "warn",
-        text: "the spool is on tmpfs: what is not uploaded goes with the power",
-        action: null,
-      });
-    }
-    return alerts;
-  }
-
-  #shard(shard: number) {
-    let entry = this.#shards.get(shard);
-    if (!entry) {
-      entry = {
-        samples: 0,
-        tokens: 0,
-        batches: 0,
-        rate: new Rate(RATE_WINDOW_S, this.#nowMs),
-        lastAt: this.#startedAt,
-      };
-      this.#shards.set(shard, entry);
-    }
-    return entry;
+  /** What the engines are at before the first batch comes out of one; null where there is none. */
+  #enginesAt(engines: readonly EngineStatus[]): string | null {
+    const { batches, tokens } = this.#tally?.at.engine ?? { batches: 0, tokens: 0 };
+    if (batches > 0) return `${batches} in the engines, ${tokens.toLocaleString("en-US")} tokens`;
+    const first = engines.find(({ state }) => state !== "running" && state !== "idle");
+    if (!first) return null;
+    const { name, state, last_error } = first;
+    return last_error === null ? `${name} is ${state}` : `${name} is ${state} after an error: ${last_error}`;
   }
 
   #iso(): string {

@@ -48,6 +48,7 @@ export const Shard = z.object({
 
 export const Gpu = z.object({
   index: count,
+  name: z.string().nullable().default(null).describe("as nvidia-smi has it"),
   util: maybe.describe("percent"),
   mem_used: maybe.describe("bytes"),
   mem_total: maybe.describe("bytes"),
@@ -61,14 +62,21 @@ export const EngineStatus = z.object({
   state: z.enum(["starting", "loading", "running", "idle", "restarting", "stopped", "failed"]),
   pid: count.nullable(),
   device: z.string().nullable(),
+  devices: z
+    .array(z.string())
+    .default([])
+    .describe("the GPUs that it computes on: UUIDs, or numbers as nvidia-smi counts"),
   tokens_done: count,
   tokens_total: count.describe("tokens of the batches now in the engine"),
   tokens_per_s: maybe,
   restarts: count,
   last_commit_at: time.nullable(),
   last_error: z.string().nullable(),
-  flops_share: maybe.describe("share of the card's bf16 peak, 0-1"),
-  gpu: Gpu.nullable(),
+  flops_share: maybe.describe(
+    "tokens_per_s x extraction.flops_per_token over the dense bf16 peak of its cards, 0-1; null on a CPU, on a card " +
+      "whose peak is not known, and where flops_per_token is",
+  ),
+  gpu: Gpu.nullable().describe("of its first card"),
 });
 
 export const StageStatus = z.object({
@@ -152,11 +160,14 @@ export const StatusDocument = z.object({
     skipped_rows: z.array(z.object({ row: count, reason: z.string() })).describe("the newest 200"),
     failed: count,
     last_commit_at: time.nullable(),
+    flops_per_token: maybe
+      .default(null)
+      .describe("of a forward up to the last tap, at the length of what was computed lately"),
   }),
   engines: z.array(EngineStatus),
   stages: z.array(StageStatus),
   bottleneck: Bottleneck,
-  engine_seconds_lost: maybe.describe("engine seconds spent waiting in this session"),
+  engine_seconds_lost: maybe.describe("engine seconds spent waiting in this session, loading not counted"),
   spool: z.object({
     directory: z.string(),
     bytes: count,

@@ -24,6 +24,7 @@ import type { PreparedRun } from "./prepare.ts";
 import { publishInputs } from "./publish-inputs.ts";
 import { assertSameIdentity, type RunRecord } from "./record.ts";
 import { remainingBatches } from "./remaining.ts";
+import type { RunState } from "./status.ts";
 import type { Tally } from "./tally.ts";
 
 const HEARTBEAT_INTERVAL_S = 60;
@@ -66,6 +67,11 @@ export class Supervisor {
     if (this.#spool) this.#blocked.disk(this.#spool.usage().paused);
   }
 
+  /** Once a second, with the state as everybody is shown it. */
+  shown(state: RunState): void {
+    this.#heartbeat?.look(state);
+  }
+
   async run(): Promise<Ending> {
     const { board, stop } = this.#tools;
     stop.addEventListener("abort", () => board.stopping(), { once: true });
@@ -98,6 +104,9 @@ export class Supervisor {
     const { board, log, stop } = tools;
     const { plan } = prepared;
     this.#spool = spool;
+    const found = spool.usage().files;
+    if (found > 0)
+      board.phase("planning", "checking the packs that were left in the spool", `${found} packs`);
     const recovered = await recoverReady({
       spool,
       identity: runId,
@@ -166,8 +175,9 @@ export class Supervisor {
     tools.onLive?.({ setUploads: (limits) => uploader.setLimits(limits) });
 
     const halt = AbortSignal.any([stop, this.#failed.signal]);
-    while (loop.hasWork && !halt.aborted) {
-      board.phase("loading", "loading the model");
+    for (let round = 1; loop.hasWork && !halt.aborted; round += 1) {
+      if (round === 1) board.phase("loading", "loading the model");
+      else board.phase("extracting", "computing again what was spoiled");
       await loop.round(halt, this.#options.stopDeadlineMs);
       board.phase("draining", "uploading what is left");
       // A pack whose file was spoiled comes back meanwhile: then there is another round.
@@ -209,6 +219,7 @@ export class Supervisor {
       intervalS: HEARTBEAT_INTERVAL_S,
       document: () => this.#tools.board.snapshot(),
       log: this.#tools.log,
+      nowMs: this.#tools.nowMs,
     });
   }
 

@@ -51,6 +51,10 @@ export interface MonitorChild {
   url: string;
   port: number;
   pid: number;
+  /** Everything that it has printed. */
+  said: string;
+  /** Resolves when it has printed `text`. */
+  says(text: string): Promise<void>;
   signal(signal: NodeJS.Signals): void;
   /** SIGKILL, and wait until it is gone. */
   kill(): Promise<void>;
@@ -65,11 +69,20 @@ export async function startMonitorChild(
   const child = spawn(process.execPath, [MONITOR_CHILD, String(wanted), JSON.stringify(options)], {
     stdio: ["ignore", "pipe", "inherit"],
   });
-  const url = await firstLine(child);
+  let said = "";
+  child.stdout!.on("data", (chunk: Buffer) => {
+    said += chunk.toString();
+  });
+  const says = (text: string) => untilPrinted(child, () => said.includes(text), `said ${text}`);
+  await untilPrinted(child, () => said.includes("\n"), "listened");
   return {
-    url,
+    url: said.split("\n")[0]!,
     port: wanted,
     pid: child.pid!,
+    get said() {
+      return said;
+    },
+    says,
     signal: (signal) => void child.kill(signal),
     kill: () =>
       new Promise((resolve) => {
@@ -80,16 +93,14 @@ export async function startMonitorChild(
   };
 }
 
-function firstLine(child: ChildProcess): Promise<string> {
+function untilPrinted(child: ChildProcess, isSo: () => boolean, what: string): Promise<void> {
   return new Promise((resolve, reject) => {
-    let text = "";
-    child.stdout!.on("data", (chunk: Buffer) => {
-      text += chunk.toString();
-      if (text.includes("\n")) resolve(text.split("\n")[0]!);
-    });
-    child.once("exit", (code) =>
-      reject(new Error(`the monitor child ended with ${code} before it listened`)),
-    );
+    const look = () => {
+      if (isSo()) resolve();
+    };
+    child.stdout!.on("data", look);
+    child.once("exit", (code) => reject(new Error(`the monitor child ended with ${code} before it ${what}`)));
+    look();
   });
 }
 

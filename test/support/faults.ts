@@ -81,6 +81,7 @@ export function sickEngines(sick: {
   rows?: number[];
   device?: string;
   delayMs?: number;
+  loadMs?: number;
   once?: string;
 }): string[] {
   const value = JSON.stringify(sick);

@@ -1,12 +1,17 @@
 /**
  * A monitor in a process of its own, so that tests can kill it: `node monitor-child.mjs PORT [OPTIONS AS JSON]`.
  * Prints its URL. Options: state, hostile, bare (a run that knows nothing yet), tickMs, elapsedHours, historyHours.
+ * SIGUSR2 keeps its main thread busy until the file `blockedUntil` exists; it says "blocked" and "free".
  */
+import { existsSync, mkdtempSync, rmSync, writeFileSync, writeSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { scriptedRun } from "../../bench/support/scripted-run.mjs";
 import { silentLog } from "../../dist/base/log.js";
 import { History } from "../../dist/monitor/history.js";
-import { startMonitor } from "../../dist/monitor/server.js";
+import { encodeHistory } from "../../dist/monitor/history-file.js";
+import { startMonitor } from "../../dist/monitor/monitor.js";
 
 const [port, json = "{}"] = process.argv.slice(2);
 const options = JSON.parse(json);
@@ -28,15 +33,27 @@ const run = scriptedRun({
 });
 const history = new History();
 run.fillHistory(history, options.historyHours ?? 0.5);
+const published = () => ({ document: run.snapshot(), counters: run.counters() });
+const first = published();
+// The thread reads what a supervisor before this one left.
+const scratch = mkdtempSync(join(tmpdir(), "forebay-monitor-"));
+const historyFile = join(scratch, "history.json");
+writeFileSync(historyFile, encodeHistory(first.document.run.id, history));
 const monitor = await startMonitor({
-  source: run,
-  history,
+  first,
   port: Number(port),
   nextFreePort: false,
+  statusFile: null,
+  historyFile,
   log: silentLog,
-  nowMs: Date.now,
   pageDirectory: fileURLToPath(new URL("../../dist/web/", import.meta.url)),
-  tickMs: options.tickMs ?? 200,
+});
+rmSync(scratch, { recursive: true });
+setInterval(() => monitor.publish(published()), options.tickMs ?? 200);
+process.on("SIGUSR2", () => {
+  writeSync(1, "blocked\n");
+  while (!existsSync(options.blockedUntil));
+  writeSync(1, "free\n");
 });
 console.log(monitor.url);
 

@@ -1,13 +1,14 @@
 // Preloaded into onnx engines (--engine-env NODE_OPTIONS=--import=sick-engine.mjs): a real engine that misbehaves.
-// FOREBAY_TEST_SICK = {mode, rows, device, delayMs, once}:
+// FOREBAY_TEST_SICK = {mode, rows, device, delayMs, loadMs, once}:
 //   fail-rows   says of `rows` (null: of all) that their states are not finite
 //   flip        changes a byte in the file after its CRC was taken; `once` is a file that is there when it was done
-// `device`: only in the engine that was given this one (--devices 0,1). Every engine takes `delayMs` longer.
+// `device`: only in the engine that was given this one (--devices 0,1). Every engine takes `delayMs` longer for each
+// batch, and `loadMs` to load.
 import fs from "node:fs";
 import { syncBuiltinESMExports } from "node:module";
 import { parentPort } from "node:worker_threads";
 
-const { mode, rows, device, delayMs, once } = JSON.parse(process.env.FOREBAY_TEST_SICK ?? "{}");
+const { mode, rows, device, delayMs, loadMs, once } = JSON.parse(process.env.FOREBAY_TEST_SICK ?? "{}");
 const isSick = device == null || device === process.env.CUDA_VISIBLE_DEVICES;
 
 // The thread that computes is the one with a parent port.
@@ -15,11 +16,16 @@ if (parentPort) {
   if (mode === "flip" && isSick) flipOnce();
   const post = parentPort.postMessage.bind(parentPort);
   parentPort.postMessage = (answer) => {
+    if (answer.type === "loaded") pause(loadMs);
     if (answer.type !== "states") return post(answer);
-    if (delayMs) Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, delayMs);
+    pause(delayMs);
     if (mode === "fail-rows" && isSick) failRows(answer, post);
     else post(answer);
   };
+}
+
+function pause(ms) {
+  if (ms) Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, ms);
 }
 
 function failRows(answer, post) {

@@ -1,5 +1,17 @@
 import { expect, test } from "vitest";
-import { bytes, clock, count, duration, money, percent, rate, short, title, UNKNOWN } from "./format.ts";
+import {
+  bytes,
+  clock,
+  count,
+  duration,
+  money,
+  percent,
+  rate,
+  sentence,
+  short,
+  title,
+  UNKNOWN,
+} from "./format.ts";
 
 test("unknown is a dash and never 0", () => {
   for (const format of [count, short, rate, percent, bytes, duration]) expect(format(null)).toBe(UNKNOWN);
@@ -49,6 +61,12 @@ test("a time of another day names the day", () => {
   expect(clock("2026-03-10T14:32:00", nowMs)).toBe("14:32");
   expect(clock("2026-03-11T02:05:00", nowMs)).toBe("Wed 02:05");
   expect(clock("2026-04-01T02:05:00", nowMs)).toBe("1 Apr 02:05");
+});
+
+test("a reason reads as a sentence, whether it was one or not", () => {
+  expect(sentence("loading the model: onnx-0 is loading")).toBe("Loading the model: onnx-0 is loading.");
+  expect(sentence("All is well.")).toBe("All is well.");
+  expect(sentence("")).toBe(".");
 });
 
 test("a state reads as words", () => {

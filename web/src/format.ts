@@ -89,6 +89,12 @@ export function megabytesPerS(bytesPerS: number | null): string {
   return bytesPerS === null ? UNKNOWN : `${rate(bytesPerS / 1e6)} MB/s`;
 }
 
+/** What somebody said as a sentence: "loading the model" as "Loading the model." */
+export function sentence(text: string): string {
+  const end = /[.!?:;…]$/.test(text) ? "" : ".";
+  return `${text.charAt(0).toUpperCase()}${text.slice(1)}${end}`;
+}
+
 /** "done_with_skips" as "Done with skips". */
 export function title(name: string): string {
   return name.charAt(0).toUpperCase() + name.slice(1).replaceAll("_", " ");

@@ -32,6 +32,8 @@ class Model:
     kernels: list[str]
     #: Where ids go in and the last tap's states come out.
     device: torch.device
+    #: UUIDs of the GPUs that hold weights.
+    gpus: list[str]
 
     def logits_of(self, states: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] after the final norm -> [rows, vocab] f32."""
@@ -94,6 +96,7 @@ def load_model(request: dict, engine_number: int) -> Model:
         dtype=dtype,
         kernels=kernels,
         device=whole.get_input_embeddings().weight.device,
+        gpus=gpus_of(whole),
     )
 
 
@@ -214,6 +217,16 @@ def count_numbers(path: Path) -> int:
 def default_device(engine_number: int) -> str:
     """One device is seen where the supervisor chose it; else the engines share out those that there are."""
     return f"cuda:{engine_number % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
+
+
+def gpus_of(whole: nn.Module) -> list[str]:
+    indices = {weights.device.index for weights in whole.parameters() if weights.device.type == "cuda"}
+    return [gpu_uuid(torch.cuda.get_device_properties(index)) for index in sorted(indices)]
+
+
+def gpu_uuid(gpu) -> str:
+    """As nvidia-smi writes it; `gpu` is what torch tells of a device."""
+    return f"GPU-{gpu.uuid}"
 
 
 def choose_dtype(wanted: str, device: torch.device, config: dict) -> torch.dtype:

@@ -12,7 +12,7 @@ from .batching import ForwardLimits, form_forward
 from .failure import Failure, failure_of, is_out_of_memory
 from .gate import Gate
 from .job import Job, Sample, Send
-from .model import Model, load_model
+from .model import Model, gpu_uuid, load_model
 from .staging import Stager
 from .writer import Writer, Written
 
@@ -38,7 +38,7 @@ def hello() -> dict:
 def devices() -> list[dict]:
     if torch.cuda.is_available():
         seen = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-        return [{"uuid": f"GPU-{gpu.uuid}", "name": gpu.name, "bytes": gpu.total_memory} for gpu in seen]
+        return [{"uuid": gpu_uuid(gpu), "name": gpu.name, "bytes": gpu.total_memory} for gpu in seen]
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return [{"uuid": None, "name": cpu_name(), "bytes": memory}]
 
@@ -131,6 +131,7 @@ class Service:
                 "positions": model.positions,
                 "dtype": str(model.dtype).removeprefix("torch."),
                 "kernels": model.kernels,
+                "devices": model.gpus,
                 "slots": {"tokens": 2 * self._loaded.limits.tokens, "batches": SLOT_BATCHES},
                 "checks": CHECKS,
             },

@@ -44,6 +44,7 @@ const engine = new VllmEngine({
   send,
   onCrash: crash,
   copy: (job) => copier.copy(job),
+  devices: "url" in target ? [] : (process.env.CUDA_VISIBLE_DEVICES ?? "").split(",").filter(Boolean),
   pid: process.pid,
   nowMs: () => performance.now(),
 });

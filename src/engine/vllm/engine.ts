@@ -20,6 +20,8 @@ export interface VllmEngineOptions {
   /** The child is to end: what is not answered will not be. Called once a `restart` error was sent. */
   onCrash: (error: unknown) => void;
   copy: (job: CopyJob) => Promise<CopyResult>;
+  /** The GPUs of a server that is started here, as CUDA_VISIBLE_DEVICES names them; empty: not known. */
+  devices: string[];
   pid: number;
   nowMs: () => number;
 }
@@ -137,6 +139,7 @@ export class VllmEngine {
       positions: loaded.promptTokensMax,
       dtype,
       kernels: [`vllm ${version ?? "of an unknown version"}`],
+      devices: this.#options.devices,
       slots: { tokens: settings.openTokensMax, batches: SLOT_BATCHES },
       checks: canCheckGreedy(model, taps, request.model) ? ["greedy"] : [],
     });

@@ -1,6 +1,6 @@
 import type { ComponentChildren } from "preact";
 import type { StatusDocument } from "../../../src/run/status.ts";
-import { clock, duration, money, percent, title, UNKNOWN } from "../format.ts";
+import { clock, duration, money, percent, sentence, title, UNKNOWN } from "../format.ts";
 import { nowMs } from "../live.ts";
 import { isOver, MEANING, toneOf } from "../tone.ts";
 
@@ -16,7 +16,7 @@ export function Answers({ document }: { document: StatusDocument }) {
           {title(run.state)}
         </strong>
         <span class="more">
-          <bdi>{run.reason ?? MEANING[run.state]}</bdi> For{" "}
+          <bdi>{sentence(run.reason ?? MEANING[run.state])}</bdi> For{" "}
           {duration((nowMs.value - Date.parse(run.state_since)) / 1_000)}.
         </span>
       </Answer>
@@ -88,7 +88,7 @@ function Finish({ document: { run, extraction } }: { document: StatusDocument })
       <>
         <strong class="big">{UNKNOWN}</strong>
         <span class="more">
-          <bdi>{reason}</bdi>
+          <bdi>{sentence(reason)}</bdi>
         </span>
       </>
     );
@@ -119,7 +119,7 @@ function limitCause({ bottleneck: { stage, cause } }: StatusDocument): string {
 function lostTime({ engine_seconds_lost, stages }: StatusDocument): string {
   const compute = stages.find(({ name }) => name === "compute");
   if (engine_seconds_lost === null || !compute) return "Engine time lost waiting is not yet known.";
-  const all = compute.busy + compute.starved + compute.blocked;
+  const all = compute.busy + compute.blocked;
   const share = all > 0 ? ` (${percent(engine_seconds_lost / all)})` : "";
   return `${duration(engine_seconds_lost)} of engine time lost waiting${share}.`;
 }

@@ -153,7 +153,7 @@ function optionsFor(box: HTMLElement, lines: Line[], unit: Unit | undefined): uP
         ...axis,
         size: 22,
         gap: 4,
-        space: 52,
+        space: 64,
         grid: { show: false },
         values: (_, ticks) => ticks.map((t) => timeLabel(t, ticks)),
       },
@@ -202,6 +202,7 @@ function timeLabel(t: number, ticks: number[]): string {
   const at = new Date(t * 1_000);
   const spanS = (ticks.at(-1) ?? t) - (ticks[0] ?? t);
   if (spanS > 2 * 86_400) return at.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+  if (spanS < 5 * 60) return at.toLocaleTimeString("en-GB");
   return at.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
 }
 

@@ -26,9 +26,11 @@ export function Charts({ document: { run, spool } }: { document: StatusDocument 
   const asTable = useSignal(false);
   // Read so that a new point draws anew.
   historyVersion.value;
-  const ageS = (nowMs.value - Date.parse(run.started_at)) / 1_000;
-  const rangeS = chosenS.value ?? RANGES.find(({ seconds }) => ageS <= seconds)?.seconds ?? 7 * 86_400;
   const nowS = nowMs.value / 1_000;
+  // A run that was resumed is older than its process.
+  const beganS = Math.min(Date.parse(run.started_at) / 1_000, history.beganS() ?? nowS);
+  const rangeS =
+    chosenS.value ?? RANGES.find(({ seconds }) => nowS - beganS <= seconds)?.seconds ?? 7 * 86_400;
   const columns = withGaps(history.since(nowS - rangeS, 1_200), nowS);
   // A run younger than the range fills the width; a minute at least, or the first points would fly by.
   const fromS = Math.max(nowS - rangeS, Math.min(columns.t[0] ?? nowS, nowS - 60));

@@ -13,7 +13,11 @@ export function Engines({ document: { engines, extraction } }: { document: Statu
     <section class="panel" aria-labelledby="engines-title">
       <div class="panel-head">
         <h2 id="engines-title">Engines</h2>
-        <p class="quiet">slowest first</p>
+        <p class="quiet">
+          slowest first
+          {engines.some((engine) => engine.flops_share !== null) &&
+            "; of peak: the model's arithmetic against the cards' dense bf16 peak"}
+        </p>
       </div>
       <Scroll label="Table of engines">
         <table class="engines">

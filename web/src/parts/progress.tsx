@@ -17,22 +17,24 @@ export function Progress({ document: { run, extraction } }: { document: StatusDo
     <section class="panel progress" aria-labelledby="progress-title">
       <div class="panel-head">
         <h2 id="progress-title">Progress</h2>
-        <p class="quiet">
-          <b>{rate(tokens.rate)}</b> tokens/s · <b>{rate(extraction.agg_rate)}</b> samples/s
-        </p>
+        <Rates run={run} extraction={extraction} />
       </div>
-      <p class="tally">
-        <strong data-testid="done-share">{percent(share(tokens.done), 1)}</strong>
-        <span>
-          {short(tokens.done)} of {short(tokens.total)} tokens
-        </span>
-        <span>
-          {count(extraction.total_processed)} of {count(extraction.total)} samples
-        </span>
-        <span>
-          {count(batches.committed)} of {count(batches.total)} batches
-        </span>
-      </p>
+      {tokens.total === 0 ? (
+        <p class="tally">How much there is to do is known once the plan is made.</p>
+      ) : (
+        <p class="tally">
+          <strong data-testid="done-share">{percent(share(tokens.done), 1)}</strong>
+          <span>
+            {short(tokens.done)} of {short(tokens.total)} tokens
+          </span>
+          <span>
+            {count(extraction.total_processed)} of {count(extraction.total)} samples
+          </span>
+          <span>
+            {count(batches.committed)} of {count(batches.total)} batches
+          </span>
+        </p>
+      )}
       <div
         class="stack"
         role="progressbar"
@@ -55,6 +57,18 @@ export function Progress({ document: { run, extraction } }: { document: StatusDo
       </ul>
       {!isOver(run.state) && <TimeRail run={run} eta={extraction.eta} />}
     </section>
+  );
+}
+
+/** Of what was committed: before the first commit there is none, and not 0. */
+function Rates({ run, extraction }: Pick<StatusDocument, "run" | "extraction">) {
+  if (extraction.last_commit_at === null) {
+    return isOver(run.state) ? null : <p class="quiet">nothing committed yet in this session</p>;
+  }
+  return (
+    <p class="quiet">
+      <b>{rate(extraction.tokens.rate)}</b> tokens/s · <b>{rate(extraction.agg_rate)}</b> samples/s
+    </p>
   );
 }
 
