@@ -1,14 +1,23 @@
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { afterAll } from "vitest";
+import { afterAll, beforeAll } from "vitest";
 import { openStore } from "../src/store/open.ts";
 import { s3UnderTest } from "./support/s3-under-test.ts";
+import { startS3 } from "./support/servers.ts";
 import { sharedS3 } from "./support/shared-s3.ts";
 import { storeConformance } from "./support/store-conformance.ts";
 
 const directory = mkdtempSync(join(tmpdir(), "forebay-store-"));
-afterAll(() => rmSync(directory, { recursive: true, force: true }));
+// One without limits: here sixteen writers at once are to meet in the server itself.
+let weed: Awaited<ReturnType<typeof startS3>>;
+beforeAll(async () => {
+  weed = await startS3("weed");
+});
+afterAll(async () => {
+  await weed?.stop();
+  rmSync(directory, { recursive: true, force: true });
+});
 
 storeConformance("a directory store", async () => ({
   open: (name) => openStore({ kind: "directory", directory, name }),
@@ -21,7 +30,7 @@ storeConformance("a directory store", async () => ({
 }));
 
 storeConformance("an S3 store on SeaweedFS", () =>
-  s3UnderTest(sharedS3("weed"), { publish: "create-only", verify: "checksum", refusesWrongChecksum: true }),
+  s3UnderTest(weed, { publish: "create-only", verify: "checksum", refusesWrongChecksum: true }),
 );
 
 storeConformance("an S3 store on rclone, which ignores conditions and believes any checksum", () =>

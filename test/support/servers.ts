@@ -21,6 +21,14 @@ export interface S3Server {
 /** SeaweedFS (the default), rclone (ignores conditional writes, believes any checksum), versitygw (strict). */
 export type S3ServerKind = "weed" | "rclone" | "versitygw";
 
+export interface S3Limits {
+  /**
+   * SeaweedFS takes a lock for each conditional PUT, and a writer that does not get it asks again a second later: the
+   * sixteen of our probe keep each other waiting for up to ten. Two at a time are done in a tenth of one.
+   */
+  uploadsAtOnce?: number;
+}
+
 const BIN = join(dirname(dirname(dirname(fileURLToPath(import.meta.url)))), ".cache/s3/bin");
 const INSTALL: Record<S3ServerKind, string> = {
   weed: "node scripts/setup.mjs",
@@ -33,14 +41,17 @@ const READY_WITHIN_MS = 30_000;
  * Starts a server on free ports with fresh credentials and waits until it has answered a signed ListBuckets and
  * kept one object. It dies with this process. Throws with what to install, or with the server's last words.
  */
-export async function startS3(kind: S3ServerKind): Promise<S3Server & { stop(): Promise<void> }> {
+export async function startS3(
+  kind: S3ServerKind,
+  limits: S3Limits = {},
+): Promise<S3Server & { stop(): Promise<void> }> {
   const binary = join(BIN, kind);
   if (!existsSync(binary)) throw new Error(`${kind} is not installed: run \`${INSTALL[kind]}\` first`);
   const directory = mkdtempSync(join(tmpdir(), `forebay-${kind}-`));
   const accessKeyId = `test${randomBytes(8).toString("hex")}`;
   const secretAccessKey = randomBytes(20).toString("hex");
   const ports = await freePorts(kind === "weed" ? 11 : 1);
-  const { args, env } = commandLine(kind, directory, ports, accessKeyId, secretAccessKey);
+  const { args, env } = commandLine(kind, directory, ports, accessKeyId, secretAccessKey, limits);
   const child = startChild(binary, args, env, directory);
   const server: S3Server = {
     kind,
@@ -123,6 +134,7 @@ function commandLine(
   ports: number[],
   accessKeyId: string,
   secretAccessKey: string,
+  { uploadsAtOnce }: S3Limits,
 ): { args: string[]; env: Record<string, string> } {
   const data = join(directory, "data");
   mkdirSync(data);
@@ -137,6 +149,7 @@ function commandLine(
           ...["mini", `-dir=${data}`, "-ip=127.0.0.1", "-ip.bind=127.0.0.1"],
           ...["-admin.ui=false", "-webdav=false", "-s3.port.iceberg=0", "-s3.port.lance=0"],
           ...["-s3.autoCreateBucket=false", `-filer.localSocket=${join(directory, "filer.sock")}`],
+          ...(uploadsAtOnce ? [`-s3.concurrentFileUploadLimit=${uploadsAtOnce}`] : []),
           ...names.map((name, i) => `-${name}=${ports[i]}`),
         ],
         env: { AWS_ACCESS_KEY_ID: accessKeyId, AWS_SECRET_ACCESS_KEY: secretAccessKey },
