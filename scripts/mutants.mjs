@@ -62,7 +62,7 @@ const MUTANTS = [
   {
     name: "no-upload-check",
     what: "samples' CRCs are not checked when the file is read",
-    file: "spool/pack-check.ts",
+    file: "pack/check.ts",
     find: "if (this.#sampleCrc !== sample.crc32c) {",
     replace: "if (false) {",
     test: ["test/faults-engine.test.ts", "changed on the disk after their CRC"],

@@ -51,7 +51,7 @@ export const logs: VerbSpec = {
     }
     const lines = /^\d+$/.test(String(options.lines ?? 50)) ? Number(options.lines ?? 50) : null;
     if (lines === null) throw badCount("--lines", String(options.lines));
-    const show = (line: string) => io.stdout(`${json ? line : shownLine(line)}\n`);
+    const show = (line: string) => io.stdout(`${json ? plainText(line, TAIL_BYTES_MAX) : shownLine(line)}\n`);
     const end = showTail(path, lines, show);
     if (options.follow === true) await follow(path, end, show, io);
     return EXIT.done;
@@ -67,7 +67,7 @@ function engineLogName(directory: string, engine: string): string {
 /** An event as words; anything else as it is, made harmless. */
 function shownLine(line: string): string {
   try {
-    return eventLine(JSON.parse(line) as LogEvent);
+    return plainText(eventLine(JSON.parse(line) as LogEvent));
   } catch {
     return plainText(line);
   }

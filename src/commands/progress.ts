@@ -69,8 +69,8 @@ function lineView(io: Io, nowMs: () => number): ProgressView {
     update(status) {
       last = status;
       const { run } = status;
-      // How far a start is changes with every look.
-      const state = `${run.state} ${run.state === "starting" ? run.phase : (run.reason ?? "")}`;
+      // Not the reason: it counts seconds.
+      const state = `${run.state} ${run.phase}`;
       if (state === lastState && nowMs() - lastMs < PLAIN_EVERY_MS) return;
       lastState = state;
       lastMs = nowMs();

@@ -7,7 +7,7 @@ import type { Resolved } from "../config/resolve.ts";
 import { type ControlServer, serveControl } from "../control/channel.ts";
 import { eventFile } from "../control/event-log.ts";
 import { runOnExit } from "../control/on-exit.ts";
-import { identifyProcess, isProcessAlive } from "../control/process-identity.ts";
+import { identifyProcess, isProcessAlive, type ProcessIdentity } from "../control/process-identity.ts";
 import {
   FILES,
   lookAtRunDirectory,
@@ -71,6 +71,8 @@ export async function superviseOnce(input: SuperviseInput): Promise<ExtractResul
   const { directory } = place;
   const options = extractOptions({ verb: input.verb, place, settings, env: io.env });
   makeRunDirectory(directory);
+  // Read before our own record takes its place.
+  const before = lookAtRunDirectory(directory).supervisor?.record.process ?? null;
 
   const clock = { nowMs: () => performance.now(), wallMs: Date.now };
   let gpus: GpuWatch | null = null;
@@ -143,7 +145,7 @@ export async function superviseOnce(input: SuperviseInput): Promise<ExtractResul
       log,
       board,
       host: hostname(),
-      pidAlive: (pid) => pidAlive(pid, directory),
+      pidAlive: (pid) => pidAlive(pid, before),
       random: Math.random,
       ...clock,
       stop: stop.signal,
@@ -213,10 +215,9 @@ function supervisorRecord(
  * Whether the run's last supervisor, known by its pid, lives here. Its record in the run directory tells it from a
  * later process with the same pid; our own pid in a heartbeat is always a dead one's (a container started anew).
  */
-function pidAlive(pid: number, directory: string): boolean {
+function pidAlive(pid: number, before: ProcessIdentity | null): boolean {
   if (pid === process.pid) return false;
-  const known = lookAtRunDirectory(directory).supervisor?.record.process;
-  if (known?.pid === pid) return isProcessAlive(known);
+  if (before?.pid === pid) return isProcessAlive(before);
   try {
     process.kill(pid, 0);
     return true;

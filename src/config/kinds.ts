@@ -118,6 +118,10 @@ export const url: Kind<string> = {
     if (!parsed || !/^https?:$/.test(parsed.protocol)) {
       throw unreadable(what, "a URL that begins with http:// or https://", value);
     }
+    // It is shown in settings, status and the resume command.
+    if (parsed.username !== "" || parsed.password !== "") {
+      throw unreadable(what, "a URL without a user name and password", `one for ${parsed.host} with them`);
+    }
     return value;
   },
 };

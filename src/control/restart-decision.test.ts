@@ -18,6 +18,7 @@ describe("ends that last", () => {
     ["disk", EXIT.disk],
     ["integrity", EXIT.integrity],
     ["configuration", EXIT.configuration],
+    ["--max-blocked", EXIT.retryLater],
     ["Ctrl-C", EXIT.interrupted],
     ["SIGTERM", EXIT.terminated],
   ])("%s is not restarted, even after commits", (_, code) => {
@@ -33,7 +34,6 @@ describe("ends that last", () => {
 describe("ends that pass", () => {
   test.each([
     ["a bug", EXIT.bug, null],
-    ["retry me", EXIT.retryLater, null],
     ["SIGKILL", null, "SIGKILL"],
     ["SIGSEGV", null, "SIGSEGV"],
     ["SIGABRT", null, "SIGABRT"],

@@ -84,6 +84,8 @@ function endReason(exit: SupervisorExit, history: RestartHistory): string | null
       return "the engine fails for good; a person must look";
     case EXIT.disk:
       return "the disk needs a person";
+    case EXIT.retryLater:
+      return "it gave up waiting, as --max-blocked says";
     case EXIT.integrity:
       return "stored bytes are not what they should be; a person must look";
     case EXIT.store:

@@ -1,6 +1,6 @@
-import { crc32c } from "../base/checksum.ts";
 import { eachOf } from "../base/each.ts";
 import { describeError } from "../base/errors.ts";
+import { PackChecker } from "../pack/check.ts";
 import { packLayout } from "../pack/layout.ts";
 import { checkPackHeader, type PackHeader, readPackHeader } from "../pack/reader.ts";
 import { batchBytes, batchCount, batchOf } from "../plan/plan.ts";
@@ -8,6 +8,9 @@ import { packKey } from "../store/keys.ts";
 import type { Store } from "../store/store.ts";
 import { listHoldings } from "./remaining.ts";
 import type { StoredRun } from "./stored-run.ts";
+
+/** Of a pack, in memory for each request under way: a pack may have gigabytes. */
+const SLICE_BYTES = 16 * 2 ** 20;
 
 export interface AuditOptions {
   /** Share of the packs whose bytes are read again: 0 headers of packs with skips only, 1 all (`--deep`). */
@@ -152,13 +155,16 @@ async function readPack(
   const layout = packLayout(batchOf(run.plan, batch), run.plan.options.shape);
   const finding: PackFinding = { fault: null, rows: [], skipped: 0, bytesRead: 0 };
   const key = packKey(batch);
-  const range = { startByte: 0, endByte: whole ? layout.bytes : layout.headerBytes };
-  const bytes = await store.get(key, range, signal);
-  if (!bytes) return { ...finding, fault: "LIST shows it, GET does not find it" };
-  finding.bytesRead = bytes.length;
+  const read = async (startByte: number, endByte: number) => {
+    const bytes = await store.get(key, { startByte, endByte }, signal);
+    finding.bytesRead += bytes?.length ?? 0;
+    return bytes;
+  };
+  const headerBytes = await read(0, layout.headerBytes);
+  if (!headerBytes) return { ...finding, fault: "LIST shows it, GET does not find it" };
   let header: PackHeader;
   try {
-    header = readPackHeader(bytes.subarray(0, layout.headerBytes), key, layout.bytes);
+    header = readPackHeader(headerBytes, key, layout.bytes);
   } catch (error) {
     return { ...finding, fault: describeError(error) };
   }
@@ -167,10 +173,18 @@ async function readPack(
   const verdict = checkPackHeader(header, layout, run.record.run_id);
   if (verdict.kind === "other-identity") return { ...finding, fault: "the pack is of another run" };
   if (verdict.kind === "alien") return { ...finding, fault: verdict.message };
-  for (const sample of whole ? header.samples : []) {
-    if (crc32c(bytes.subarray(sample.startByte, sample.endByte)) !== sample.crc32c) {
-      return { ...finding, fault: `row ${sample.row}: its bytes do not match their CRC` };
+  if (!whole) return finding;
+  const checker = new PackChecker(layout.bytes, { identity: run.record.run_id, layout }, key);
+  checker.add(headerBytes);
+  for (let at = layout.headerBytes; at < layout.bytes; at += SLICE_BYTES) {
+    const slice = await read(at, Math.min(layout.bytes, at + SLICE_BYTES));
+    if (!slice) return { ...finding, fault: "it was deleted while it was read" };
+    try {
+      checker.add(slice);
+    } catch (error) {
+      return { ...finding, fault: describeError(error) };
     }
   }
+  checker.finish();
   return finding;
 }

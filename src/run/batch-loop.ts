@@ -1,5 +1,5 @@
 import { join } from "node:path";
-import { RunError } from "../base/errors.ts";
+import { describeError, RunError } from "../base/errors.ts";
 import type { Log } from "../base/log.ts";
 import type { Stage } from "../base/stage.ts";
 import type { Engine } from "../engine/engine.ts";
@@ -131,9 +131,9 @@ export class BatchLoop {
   }
 
   async #prepareOnce(engine: Engine, loaded: Loaded): Promise<void> {
-    if (this.#isPrepared) return;
-    await this.#options.prepare(engine, loaded);
+    if (!this.#isPrepared) await this.#options.prepare(engine, loaded);
     this.#isPrepared = true;
+    this.#options.board.phase("extracting", "extracting");
   }
 
   async #next(signal: AbortSignal): Promise<Work | null> {
@@ -199,7 +199,7 @@ export class BatchLoop {
     }
   }
 
-  /** The batch goes back into the queue and its room to the spool; `reason`: the disk was full, so wait for space. */
+  /** The batch goes back into the queue and its room to the spool; `reason`: the disk was full, so nothing is granted. */
   async #giveBack(batch: number, reason: string | null): Promise<void> {
     const { layout, reservation } = this.#claim(batch);
     const { spool, tally, log } = this.#options;
@@ -209,7 +209,10 @@ export class BatchLoop {
     this.#queue.push(batch);
     if (reason === null) return;
     log.warn("batch.no_space", { batch, reason });
-    await spool.pauseUntilSpace(layout.bytes, reason);
+    // Not waited for: a run that is being stopped must not hang on a disk that stays full. The next reserve() does wait.
+    spool.pauseUntilSpace(layout.bytes, reason).catch((error: unknown) => {
+      log.error("spool.pause", { reason: describeError(error) });
+    });
   }
 
   async #finish(outcome: Finished): Promise<void> {

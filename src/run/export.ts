@@ -63,15 +63,19 @@ async function exportBatch(
   if (open.length === 0) return;
   const key = packKey(batch);
   const subject = `${store.address}/${key}`;
-  const headerBytes = await store.get(key, { startByte: 0, endByte: layout.headerBytes }, signal);
-  if (!headerBytes) {
+  // One request for all of it, unless some of its files stand already.
+  const endByte = open.length === wanted.length ? layout.bytes : layout.headerBytes;
+  const first = await store.get(key, { startByte: 0, endByte }, signal);
+  if (!first) {
     result.missing += open.length;
     return;
   }
-  const header = readPackHeader(headerBytes, subject, layout.bytes);
+  const header = readPackHeader(first.subarray(0, layout.headerBytes), subject, layout.bytes);
   if (checkPackHeader(header, layout, run.record.run_id).kind !== "same") throw otherPack(subject);
   for (const { sample, place, path, header: head, bytes } of open) {
-    const raw = await store.get(key, sample, signal);
+    const { startByte, endByte: sampleEnd } = sample;
+    const raw =
+      sampleEnd <= first.length ? first.subarray(startByte, sampleEnd) : await store.get(key, sample, signal);
     if (!raw) throw otherPack(subject);
     const entry = header.samples[place]!;
     checkSampleCrc(raw, entry, subject);

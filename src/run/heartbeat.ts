@@ -1,3 +1,4 @@
+import { sleep } from "../base/backoff.ts";
 import { describeError } from "../base/errors.ts";
 import type { Log } from "../base/log.ts";
 import type { Store } from "../store/store.ts";
@@ -6,6 +7,8 @@ import type { RunState, StatusDocument } from "./status.ts";
 
 /** A heartbeat may fail for long without harm; one that hangs may not hold up the next. */
 const PUT_MS_MAX = 20_000;
+/** A process that is to end does not wait for a silent store as long as a living one. */
+const LAST_PUT_MS_MAX = 5_000;
 /** A state that changes back and forth costs a request this often at most. */
 const CHANGE_MS_MIN = 5_000;
 
@@ -41,18 +44,18 @@ export class Heartbeat {
   /** Stops, and says how it ended: who comes next on this part need not wait. */
   async end(): Promise<void> {
     clearInterval(this.#timer);
-    await this.#beating;
-    await this.#beat();
+    await Promise.race([this.#beating, sleep(LAST_PUT_MS_MAX)]);
+    await this.#beat(LAST_PUT_MS_MAX);
   }
 
-  async #beat(): Promise<void> {
+  async #beat(putMsMax = PUT_MS_MAX): Promise<void> {
     const { store, part, log, nowMs } = this.#options;
     this.#isQueued = false;
     const document = this.#options.document();
     this.#toldState = document.run.state;
     this.#toldMs = nowMs();
     try {
-      await putHeartbeat(store, part, document, AbortSignal.timeout(PUT_MS_MAX));
+      await putHeartbeat(store, part, document, AbortSignal.timeout(putMsMax));
     } catch (error) {
       log.warn("heartbeat.failed", { reason: describeError(error) });
     }

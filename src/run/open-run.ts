@@ -8,7 +8,7 @@ import type { OpenedStore } from "../store/store.ts";
 import { claimPart, isOfPart } from "./lease.ts";
 import type { ExtractOptions, ExtractTools } from "./options.ts";
 import { type PreparedRun, prepareRun } from "./prepare.ts";
-import { assertAttachments } from "./publish-inputs.ts";
+import { assertAttachments, assertRowsFit } from "./publish-inputs.ts";
 import { runIdOf } from "./record.ts";
 import { type Holdings, listHoldings } from "./remaining.ts";
 import { readSkips } from "./skips.ts";
@@ -64,6 +64,7 @@ export async function openRun(
   const { plan } = prepared;
   const runId = runIdOf(prepared.identity);
   const totals = planTotals(plan);
+  if (!prepared.record) assertRowsFit(prepared.rows.path);
   assertBudget({
     budgetBytes: options.spool.budgetBytes,
     packBytesMax: totals.largestPackBytes,

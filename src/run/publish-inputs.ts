@@ -1,3 +1,4 @@
+import { constants } from "node:buffer";
 import { createHash } from "node:crypto";
 import { closeSync, fstatSync, openSync, readFileSync, readSync, statSync } from "node:fs";
 import { basename } from "node:path";
@@ -13,8 +14,8 @@ import { verifyObject } from "../store/verify-object.ts";
 import type { PreparedRun } from "./prepare.ts";
 import { publishRunRecord, type RunRecord, runIdOf } from "./record.ts";
 
-/** S3's bound on one PUT. */
-const OBJECT_BYTES_MAX = 5 * 2 ** 30;
+/** S3's bound on one PUT, and Node's on one buffer (4 GiB in Node 20), with room for how ours begins. */
+const OBJECT_BYTES_MAX = Math.min(5 * 2 ** 30, constants.MAX_LENGTH - 4096);
 /** Node's fs calls take less than 2 GiB at a time. */
 const READ_BYTES = 2 ** 30;
 
@@ -83,12 +84,27 @@ export function assertAttachments(paths: readonly string[]): void {
       throw badAttachment(path, `its name ${JSON.stringify(name)} is taken, reserved or not plain`);
     }
     names.add(name);
-    if (!statSync(path, { throwIfNoEntry: false })?.isFile())
-      throw badAttachment(path, "there is no such file");
+    const stat = statSync(path, { throwIfNoEntry: false });
+    if (!stat?.isFile()) throw badAttachment(path, "there is no such file");
+    if (stat.size > OBJECT_BYTES_MAX)
+      throw badAttachment(path, `it has ${formatBytes(stat.size)}, more than one PUT carries`);
   }
 }
 
 /** Never over another object; verified by a request of its own, as packs are. */
+/** Throws (usage) where the rows file is larger than one PUT carries. Call it before anything is begun. */
+export function assertRowsFit(path: string): void {
+  const { size } = statSync(path);
+  if (size <= OBJECT_BYTES_MAX) return;
+  throw new RunError({
+    op: "store inputs",
+    subject: path,
+    message: `the rows take ${formatBytes(size)}, more than one PUT carries (${formatBytes(OBJECT_BYTES_MAX)})`,
+    hint: "split the dataset with --rows A:B into several runs",
+    exit: EXIT.usage,
+  });
+}
+
 async function putOnce(store: Store, key: string, body: Buffer, options: PublishOptions): Promise<void> {
   const { traits, retry } = options;
   const crc = crc32c(body);
@@ -119,18 +135,13 @@ function readWhole(path: string): Buffer {
   const fd = openSync(path, "r");
   try {
     const { size } = fstatSync(fd);
-    if (size > OBJECT_BYTES_MAX) {
-      throw new RunError({
-        op: "store inputs",
-        subject: path,
-        message: `${formatBytes(size)}, more than one PUT can carry (5 GiB)`,
-        hint: "split the dataset with --rows A:B into several runs",
-        exit: EXIT.usage,
-      });
-    }
     if (size < READ_BYTES) return readFileSync(fd);
     const whole = ioBuffer(size);
-    for (let at = 0; at < size; ) at += readSync(fd, whole, at, Math.min(READ_BYTES, size - at), at);
+    for (let at = 0; at < size; ) {
+      const read = readSync(fd, whole, at, Math.min(READ_BYTES, size - at), at);
+      if (read === 0) throw new Error(`${path} shrank while it was read`);
+      at += read;
+    }
     return whole;
   } finally {
     closeSync(fd);

@@ -50,6 +50,8 @@ export class Supervisor {
   #loop: BatchLoop | null = null;
   #spool: Spool | null = null;
   readonly #blocked: BlockedWatch;
+  /** When a stop was asked for; monotonic. */
+  #stopAtMs: number | null = null;
 
   constructor(options: ExtractOptions, tools: ExtractTools) {
     this.#options = options;
@@ -74,7 +76,11 @@ export class Supervisor {
 
   async run(): Promise<Ending> {
     const { board, stop } = this.#tools;
-    stop.addEventListener("abort", () => board.stopping(), { once: true });
+    const onStop = () => {
+      this.#stopAtMs = this.#tools.nowMs();
+      board.stopping();
+    };
+    stop.addEventListener("abort", onStop, { once: true });
     try {
       const opened = await openRun(this.#options, this.#tools, this.#closers).catch((error: unknown) => {
         throw stillSafe(error, "nothing was written to the store or the spool");
@@ -125,6 +131,8 @@ export class Supervisor {
     const traits = await probeStore(store, startPatience(this.#tools));
     this.#assertOneWriter(traits);
     for (const note of traits.notes) log.warn("store.weaker", { note });
+    // Such a store keeps no second writer away: others must see us from now on, not once the model is loaded.
+    if (traits.publish === "overwrite") this.#beat(store);
 
     const packStage = new Stage("pack", tools.nowMs);
     const uploader = new Uploader({
@@ -163,7 +171,6 @@ export class Supervisor {
           await this.#publish(store, prepared, traits);
         }
         this.#beat(store);
-        board.phase("extracting", "extracting");
       },
     });
     this.#loop = loop;
@@ -269,7 +276,9 @@ export class Supervisor {
   async #flush(uploader: Uploader): Promise<Ending> {
     const { board } = this.#tools;
     board.phase("draining", "flushing the spool");
-    const { left } = await uploader.drain({ deadlineMs: this.#options.stopDeadlineMs });
+    // One deadline for the whole stop: what the engines took of it is gone.
+    const goneMs = this.#tools.nowMs() - (this.#stopAtMs ?? this.#tools.nowMs());
+    const { left } = await uploader.drain({ deadlineMs: Math.max(0, this.#options.stopDeadlineMs - goneMs) });
     return this.#stopped(
       left === 0 ? "stopped; the spool is empty" : `stopped; ${left} packs wait in the spool`,
     );
@@ -363,7 +372,14 @@ export class Supervisor {
   async #letGo(): Promise<void> {
     this.#spool = null;
     this.#blocked.close();
-    for (const close of this.#closers.reverse()) await close();
+    for (const close of this.#closers.reverse()) {
+      try {
+        await close();
+      } catch (error) {
+        // How the run ended stands by now, and the rest must be let go too.
+        this.#tools.log.warn("close.failed", { reason: describeError(error) });
+      }
+    }
   }
 }
 

@@ -1,9 +1,9 @@
 import { closeSync, constants, fstatSync, openSync } from "node:fs";
 import { crcToHex } from "../base/checksum.ts";
 import { EXIT, RunError } from "../base/errors.ts";
+import { PackChecker, type PackExpectation } from "../pack/check.ts";
 import type { BodySource, StoreTraits } from "../store/store.ts";
 import { readExactly } from "./files.ts";
-import { PackChecker, type PackExpectation } from "./pack-check.ts";
 
 /** Small enough that its bytes are still in the processor's cache when they are hashed and sent. */
 const SLICE_BYTES = 512 * 1024;

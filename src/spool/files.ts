@@ -23,9 +23,9 @@ import { basename, dirname, join } from "node:path";
 import { EXIT, errnoOf, RunError } from "../base/errors.ts";
 import { ioBuffer } from "../base/io-buffer.ts";
 import { publishReplacing } from "../base/publish.ts";
+import { checkPack, FILE_SLICE_BYTES, type PackExpectation } from "../pack/check.ts";
 import { finishPack, type PackContents } from "../pack/writer.ts";
 import { batchName } from "../store/keys.ts";
-import { checkPack, FILE_SLICE_BYTES, type PackExpectation } from "./pack-check.ts";
 
 /** The spool's file calls, all synchronous: they run in worker threads, never on the main one. */
 

@@ -3,13 +3,13 @@ import { sleep } from "../base/backoff.ts";
 import { formatBytes } from "../base/bytes.ts";
 import { EXIT, errnoOf, RunError } from "../base/errors.ts";
 import type { Log } from "../base/log.ts";
+import type { PackExpectation } from "../pack/check.ts";
 import type { PackContents } from "../pack/writer.ts";
 import { batchName } from "../store/keys.ts";
 import { Budget, type Claim } from "./budget.ts";
 import { isOutOfSpace, readyName, type SpoolDirectory, type SpoolFile, type SpoolOwner } from "./files.ts";
 import { FilesThread } from "./files-client.ts";
 import { lockSpool, type SpoolLock } from "./lock.ts";
-import type { PackExpectation } from "./pack-check.ts";
 
 export interface SpoolOptions {
   directory: string;
@@ -223,9 +223,12 @@ export class Spool {
   async close(options: { release?: boolean } = {}): Promise<void> {
     this.#closing.abort(new Error("the spool was closed"));
     this.#budget.close();
-    if (options.release) await this.#files.call("releaseDirectory", this.directory);
-    await this.#lock.release();
-    await this.#files.close();
+    try {
+      if (options.release) await this.#files.call("releaseDirectory", this.directory);
+    } finally {
+      await this.#lock.release();
+      await this.#files.close();
+    }
   }
 
   /** For Reservation. @internal */

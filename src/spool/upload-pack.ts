@@ -2,13 +2,13 @@ import { createHash } from "node:crypto";
 import { closeSync, constants, openSync, rmSync } from "node:fs";
 import type { ByteRange } from "../base/bytes.ts";
 import { EXIT, errnoOf, RunError } from "../base/errors.ts";
+import { checkPack, FILE_SLICE_BYTES, OBJECT_SLICE_BYTES, type PackExpectation } from "../pack/check.ts";
 import { packKey } from "../store/keys.ts";
 import { type BodySource, type Store, StoreError, type StoreTraits } from "../store/store.ts";
 import { verifyObject } from "../store/verify-object.ts";
 import { type ErrorWire, toWire } from "./error-wire.ts";
 import { checkSize, FileBody, isStreamed, whySpoiled } from "./file-body.ts";
 import { isOutOfSpace, readExactly } from "./files.ts";
-import { checkPack, FILE_SLICE_BYTES, OBJECT_SLICE_BYTES, type PackExpectation } from "./pack-check.ts";
 
 /** One attempt at one pack, as a worker thread is handed it. */
 export interface UploadJob {

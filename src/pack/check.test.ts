@@ -2,7 +2,7 @@ import fc from "fast-check";
 import { describe, expect, it } from "vitest";
 import { anyBatch, anyShape, makePack } from "../../test/support/packs.ts";
 import { crc32c } from "../base/checksum.ts";
-import { checkPack, PackChecker } from "./pack-check.ts";
+import { checkPack, PackChecker } from "./check.ts";
 
 const IDENTITY = "ab".repeat(32);
 

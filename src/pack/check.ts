@@ -1,8 +1,8 @@
 import { crc32c, crc32cCombine, crcToHex } from "../base/checksum.ts";
 import { EXIT, RunError } from "../base/errors.ts";
 import { headerLength } from "../base/safetensors.ts";
-import type { PackLayout } from "../pack/layout.ts";
-import { checkPackHeader, type PackSample, readPackHeader } from "../pack/reader.ts";
+import type { PackLayout } from "./layout.ts";
+import { checkPackHeader, type PackSample, readPackHeader } from "./reader.ts";
 
 /** Bytes of a pack wherever they lie: a file read into memory slice by slice, or ranges of a stored object. */
 export interface PackBytes {
