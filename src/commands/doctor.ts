@@ -4,7 +4,6 @@ import { sleep } from "../base/backoff.ts";
 import { formatBytes } from "../base/bytes.ts";
 import { describeError, EXIT, RunError } from "../base/errors.ts";
 import { silentLog } from "../base/log.ts";
-import { SETTINGS } from "../config/settings.ts";
 import { engineEnvironment } from "../engine/environment.ts";
 import { choosePython, needPython } from "../engine/transformers.ts";
 import { readModelConfig } from "../model/config.ts";
@@ -56,7 +55,7 @@ async function* examine(call: Call): AsyncGenerator<Finding> {
     yield* await examineStore(storePlace(call), io.signal);
   }
   const spool = values.spool ?? join(tmpdir(), "forebay-doctor");
-  yield* examineSpool(spool, values.spool === null ? 0 : SETTINGS.spoolBytes.default);
+  yield* examineSpool(spool, values.spool === null ? 0 : values.spoolBytes);
   yield values.model === null
     ? weak("model", "no model was given, so none was read", "forebay doctor --model DIR")
     : examineModel(values.model);

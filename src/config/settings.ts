@@ -35,12 +35,14 @@ const TOUCHES_STORE = [
   "read",
   "doctor",
   "plan",
-  "check",
 ] as const;
 /** Verbs that look for the run directory of a run on this machine. */
 const FINDS_RUN = ["run", "resume", "restart", "status", "logs", "stop", "set"] as const;
 
-export type Verb = (typeof TAKES_DATASET | typeof TOUCHES_STORE | typeof FINDS_RUN)[number] | "taps";
+export type Verb =
+  | (typeof TAKES_DATASET | typeof TOUCHES_STORE | typeof FINDS_RUN)[number]
+  | "check"
+  | "taps";
 
 interface Setting<T> {
   /** The flag without its dashes; also the key in run.yaml, and FOREBAY_... in the environment. */
@@ -105,11 +107,11 @@ export const SETTINGS = {
     example: "models/Qwen3-8B",
   }),
   dataset: input.maybe("dataset", path, "save_to_disk directory, Parquet or JSONL of token ids", {
-    verbs: ["run", "plan", "check"],
+    verbs: ["run", "plan"],
     example: "data/train",
   }),
   split: input.maybe("split", text, "split of a DatasetDict", {
-    verbs: ["run", "plan", "check"],
+    verbs: ["run", "plan"],
     example: "train",
   }),
   limit: input.maybe("limit", whole(1), "take only the first N rows", { example: "1000" }),
@@ -212,7 +214,7 @@ export const SETTINGS = {
     example: "/scratch/spool",
   }),
   spoolBytes: spool.one("spool-bytes", size, 16 * 2 ** 30, "disk that the spool may use, never exceeded", {
-    verbs: [...START, "plan"],
+    verbs: [...START, "plan", "doctor"],
   }),
   diskFloorBytes: spool.one("disk-floor", size, 2 ** 30, "free disk that is always left"),
 
