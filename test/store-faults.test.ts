@@ -11,7 +11,7 @@ import { withRetries } from "../src/store/retry.ts";
 import type { S3Options } from "../src/store/s3.ts";
 import type { BodySource, OpenedStore } from "../src/store/store.ts";
 import { verifyObject } from "../src/store/verify-object.ts";
-import { type ChaosProxy, startChaosProxy } from "./support/chaos-proxy.ts";
+import { type ChaosProxy, type Rule, startChaosProxy } from "./support/chaos-proxy.ts";
 import { credentialsOf, specOf } from "./support/s3-under-test.ts";
 import { makeBucket, type S3Server, s3Client } from "./support/servers.ts";
 import { sharedS3 } from "./support/shared-s3.ts";
@@ -407,10 +407,22 @@ describe("the probe", () => {
     expect(await keys(store.list(""))).toEqual([]);
   });
 
-  it("finds the same traits through lost answers and throttling", async () => {
-    const store = await open("probe-faults");
-    for (const nth of [1, 3, 20]) proxy.add({ nth, toxic: { kind: "lost_response" } });
-    proxy.add({ nth: 5, toxic: { kind: "status", status: 503, code: "SlowDown" } });
+  it.each([
+    [
+      "lost answers and throttling",
+      [
+        ...[1, 3, 20].map((nth): Rule => ({ nth, toxic: { kind: "lost_response" } })),
+        { nth: 5, toxic: { kind: "status", status: 503, code: "SlowDown" } },
+      ],
+    ],
+    [
+      // A rule does not count the requests that those before it strike.
+      "a connection that breaks at every second read",
+      [1, 2, 3, 4, 5, 6].map((nth): Rule => ({ nth, method: "GET", toxic: { kind: "reset_peer" } })),
+    ],
+  ] satisfies [string, Rule[]][])("finds the same traits through %s", async (_, rules) => {
+    const store = await open(`probe-${rules.length}`);
+    for (const rule of rules) proxy.add(rule);
     const traits = await probeStore(store, { log: silentLog, random: () => 0.05 });
     expect(traits).toEqual({
       publish: "create-only",

@@ -398,6 +398,13 @@ describe("a sick engine", () => {
     expect(verdicts(honest).size).toBe(90);
   });
 
+  test("is looked at as often as it should be, also while it is kept full", async () => {
+    const many = Array.from({ length: 30 }, (_, b) => [b * 3, b * 3 + 1, b * 3 + 2]);
+    const patient = { everyBatches: 2, tolerance: 0.1, strikesMax: 100 };
+    const ran = await runAll([["--mode", "mixes-up"]], many, { canary: patient });
+    expect(count(ran, "engine.canary-mismatch")).toBe(15);
+  });
+
   test("that lies about its states in a way only the run's statistics show is stopped, its packs kept", async () => {
     const many = Array.from({ length: 60 }, (_, b) => [b * 3, b * 3 + 1, b * 3 + 2]);
     const drifting = ["--mode", "drift", "--rows", many.slice(40).flat().join(",")];

@@ -490,7 +490,8 @@ export class Fleet {
     if (lane.batchesSinceCanary < options.everyBatches) return;
     const { shape, log } = this.#options;
     const sample = chooseCanary(work.samples.filter(({ row }) => good.has(row)));
-    if (!sample || !lane.up || !lane.hasRoom || this.#stopping.signal.aborted) return;
+    // Also where the engine has all that it wants outstanding: one that is kept full would never be looked at.
+    if (!sample || !lane.up || lane.held || this.#stopping.signal.aborted) return;
     lane.batchesSinceCanary = 0;
     const again = await this.#pool.recompute(lane, sample);
     if (!again) return;

@@ -166,13 +166,15 @@ async function listSeesIt(probe: Probe): Promise<boolean> {
 async function rangeIsHonoured(probe: Probe): Promise<boolean> {
   const key = await probe.stored();
   const range = { startByte: 100, endByte: 300 };
-  try {
-    const found = await probe.store.get(key, range);
-    return found?.equals(probe.body.subarray(range.startByte, range.endByte)) ?? false;
-  } catch (error) {
-    if (error instanceof StoreError && error.kind === "corrupt-answer") return false;
-    throw error;
-  }
+  return probe.try(async (signal) => {
+    try {
+      const found = await probe.store.get(key, range, signal);
+      return found?.equals(probe.body.subarray(range.startByte, range.endByte)) ?? false;
+    } catch (error) {
+      if (error instanceof StoreError && error.kind === "corrupt-answer") return false;
+      throw error;
+    }
+  });
 }
 
 interface Findings {

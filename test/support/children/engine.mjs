@@ -208,8 +208,8 @@ function one({ row, ids, offset }, fd, bad, all = []) {
   // The states of another sample (of the one before, or of the ids shifted by one), honestly described.
   const ran = bad === "other-sample" ? ids.map((id, i) => (last?.ids[i] ?? id) + 1) : ids;
   // The states of its neighbour, described as its own: only somebody who computes it alone finds out.
-  const neighbour =
-    bad === "mixes-up" && all.length > 1 ? ids.map((id, i) => all.at(-1).ids[i] ?? id + 5) : null;
+  const next = all[(all.findIndex((sample) => sample.row === row) + 1) % all.length];
+  const neighbour = bad === "mixes-up" && all.length > 1 ? ids.map((id, i) => next.ids[i] ?? id + 5) : null;
   const bytes = states(neighbour ?? ran, bad);
   const written = bad === "too-few-bytes" ? bytes.length - 16 : bytes.length;
   if (fd !== undefined) writeSync(fd, bytes, 0, written, offset);
