@@ -106,10 +106,13 @@ export class StatusBoard implements StatusSource {
     this.#pipeline = new Pipeline(sources, this.#tally!, this.#nowMs);
   }
 
-  /** `seconds`: as the engine told. */
-  computed(shard: number, amount: Amount, seconds: { forward: number; write: number }): void {
+  /** An engine finished a batch; `seconds`: as it told. */
+  computed(
+    { shard, batch, seconds }: { shard: number; batch: number; seconds: { forward: number; write: number } },
+    amount: Amount,
+  ): void {
     this.#course.warm();
-    this.#shards.finished(shard, amount, this.#iso());
+    this.#shards.finished(shard, batch, amount);
     this.#produced += amount.bytes;
     this.#pipeline?.rates.produced.add(amount.bytes);
     this.#pipeline?.engineWrote(seconds.write);
@@ -120,8 +123,9 @@ export class StatusBoard implements StatusSource {
     this.#pipeline?.rates.uploaded.add(bytes);
   }
 
-  committed(amount: Amount): void {
+  committed(batch: number, amount: Amount): void {
     this.#course.warm();
+    this.#shards.committed(batch, this.#iso());
     this.#commits += 1;
     this.#lastCommitMs = this.#nowMs();
     this.#lastCommitAt = this.#iso();
@@ -320,7 +324,7 @@ export class StatusBoard implements StatusSource {
     const lanes = this.#sources?.fleet()?.status() ?? [];
     return lanes.map(({ samples_done, batches_done, ...lane }) => ({
       ...lane,
-      last_commit_at: this.#shards.of(lane.shard).lastAt,
+      last_commit_at: this.#shards.of(lane.shard).lastCommitAt,
       // See `withGpus`.
       flops_share: null,
       gpu: null,

@@ -70,7 +70,7 @@ export const EngineStatus = z.object({
   tokens_total: count.describe("tokens of the batches now in the engine"),
   tokens_per_s: maybe,
   restarts: count,
-  last_commit_at: time.nullable(),
+  last_commit_at: time.nullable().describe("of a batch that it made"),
   last_error: z.string().nullable(),
   flops_share: maybe.describe(
     "tokens_per_s x extraction.flops_per_token over the dense bf16 peak of its cards, 0-1; null on a CPU, on a card " +
@@ -240,5 +240,6 @@ export interface RunCounters {
   s3Retries: { reason: string; count: number }[];
   /** Cumulative counts at or below each bound, as Prometheus has them. */
   s3Seconds: { boundsS: number[]; counts: number[]; sumS: number; count: number };
-  tokensByShard: { shard: number; tokens: number; samples: number; batches: number }[];
+  /** Finished by each engine; `committed`: batches of these that the store has confirmed. */
+  tokensByShard: { shard: number; tokens: number; samples: number; batches: number; committed: number }[];
 }
