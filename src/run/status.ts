@@ -157,7 +157,9 @@ export const StatusDocument = z.object({
     batches: z.object({ committed: count, total: count, in_flight: count }),
     bytes: z.object({ produced: count, uploaded: count, verified: count, total: count }),
     skipped: count,
-    skipped_rows: z.array(z.object({ row: count, reason: z.string() })).describe("the newest 200"),
+    skipped_rows: z
+      .array(z.object({ row: count, reason: z.string() }))
+      .describe("200 at most: the newest skipped at run time, and some of those that the plan leaves out"),
     failed: count,
     last_commit_at: time.nullable(),
     flops_per_token: maybe
