@@ -310,6 +310,7 @@ function counters(document, engines) {
       tokens: Math.floor(document.extraction.tokens.done / engines),
       samples: document.extraction.shards[shard]?.processed ?? 0,
       batches: document.extraction.shards[shard]?.batch ?? 0,
+      committed: document.extraction.shards[shard]?.batch ?? 0,
     })),
   };
 }

@@ -60,6 +60,7 @@ function lineView(io: Io, nowMs: () => number): ProgressView {
   let lastMs = Number.NEGATIVE_INFINITY;
   let lastState = "";
   let last: StatusDocument | null = null;
+  let page: string | null = null;
   let shown = "";
   const show = (status: StatusDocument) => {
     shown = progressLine(status);
@@ -69,6 +70,10 @@ function lineView(io: Io, nowMs: () => number): ProgressView {
     update(status) {
       last = status;
       const { run } = status;
+      if (run.page_url !== page && run.page_url !== null) {
+        page = run.page_url;
+        io.stderr(`${status.generated_at.slice(11, 19)} page ${page}\n`);
+      }
       // Not the reason: it counts seconds.
       const state = `${run.state} ${run.phase}`;
       if (state === lastState && nowMs() - lastMs < PLAIN_EVERY_MS) return;
@@ -99,7 +104,8 @@ function jsonView(io: Io): ProgressView {
       if (!due) return;
       const { run, extraction } = status;
       const { eta, tokens, total, total_processed, skipped, batches } = extraction;
-      const shown = { state: run.state, phase: run.phase, reason: run.reason, action: run.action };
+      const { page_url } = run;
+      const shown = { state: run.state, phase: run.phase, reason: run.reason, action: run.action, page_url };
       io.stderr(
         `${JSON.stringify({ event: "progress", at: status.generated_at, ...shown, total_processed, total, skipped, tokens, batches, eta })}\n`,
       );

@@ -217,6 +217,21 @@ describe("how progress is shown", () => {
       expect(line.endsWith("\n") && line.indexOf("\n") === line.length - 1).toBe(true);
   });
 
+  test("plain names the page once, as soon as it has an address", () => {
+    const { io, shown } = fakeIo();
+    let nowMs = 0;
+    const view = makeProgress("plain", io, () => nowMs);
+    view.update(document());
+    for (; nowMs < 100_000; nowMs += 10_000) {
+      view.update(
+        document((made) => {
+          made.run.page_url = "http://127.0.0.1:8081";
+        }),
+      );
+    }
+    expect(shown.filter((line) => line.includes("http"))).toEqual(["12:00:00 page http://127.0.0.1:8081\n"]);
+  });
+
   test("json is one object a line, with every event", () => {
     const { io, shown } = fakeIo();
     const view = makeProgress("json", io, () => 0);

@@ -29,8 +29,8 @@ export function prometheusText(document: StatusDocument, counters: RunCounters):
     family("forebay_tokens_processed_total", "counter", "Tokens finished by each engine.", [
       ...byShard((shard) => shard.tokens),
     ]),
-    family("forebay_batches_committed_total", "counter", "Batches of each engine now safe in the store.", [
-      ...byShard((shard) => shard.batches),
+    family("forebay_batches_committed_total", "counter", "Batches of each engine that the store confirmed.", [
+      ...byShard((shard) => shard.committed),
     ]),
     family(
       "forebay_engine_peak_ratio",
@@ -55,14 +55,14 @@ export function prometheusText(document: StatusDocument, counters: RunCounters):
     ]),
     family("forebay_spool_bytes", "gauge", "Bytes of the spool in use or reserved.", [[{}, spool.bytes]]),
     family("forebay_spool_limit_bytes", "gauge", "The spool's budget.", [[{}, spool.budget_bytes]]),
-    family("forebay_s3_requests_total", "counter", "Requests to the store by operation and outcome.", [
+    family("forebay_s3_requests_total", "counter", "Requests of uploads by operation and outcome.", [
       ...counters.s3Requests.map(({ op, outcome, count }): Sample => [{ op, outcome }, count]),
     ]),
-    histogram("forebay_s3_request_duration_seconds", "Time of requests to the store.", counters.s3Seconds),
-    family("forebay_s3_retries_total", "counter", "Requests to the store tried again, by reason.", [
+    histogram("forebay_s3_request_duration_seconds", "Time of the requests of uploads.", counters.s3Seconds),
+    family("forebay_s3_retries_total", "counter", "Uploads tried again, by reason.", [
       ...boundedReasons(counters.s3Retries),
     ]),
-    family("forebay_uploaded_bytes_total", "counter", "Bytes sent to the store.", [
+    family("forebay_uploaded_bytes_total", "counter", "Bytes of packs that the store accepted.", [
       [{}, extraction.bytes.uploaded],
     ]),
     family("forebay_last_commit_timestamp_seconds", "gauge", "When a batch was last committed.", [

@@ -224,7 +224,7 @@ export class BatchLoop {
     if (!ready) return;
     this.#claimed.delete(batch);
     tally.move(batch, "ready");
-    board.computed(outcome.shard, amountOf(prepared.plan, batch), outcome.seconds);
+    board.computed({ ...outcome, batch }, amountOf(prepared.plan, batch));
     board.skipped(outcome.skipped);
     uploader.enqueue(ready, { identity, layout });
   }

@@ -1,5 +1,5 @@
 import { readForwardCost } from "../model/forward-cost.ts";
-import { batchBytes, batchCount, type Plan, planTotals } from "../plan/plan.ts";
+import { batchBytes, batchCount, type Plan, planTotals, reasonOf } from "../plan/plan.ts";
 import { assertBudget, Spool } from "../spool/spool.ts";
 import { openStore } from "../store/open.ts";
 import { patientStore } from "../store/patient-store.ts";
@@ -12,6 +12,7 @@ import { assertAttachments, assertRowsFit } from "./publish-inputs.ts";
 import { runIdOf } from "./record.ts";
 import { type Holdings, listHoldings } from "./remaining.ts";
 import { readSkips } from "./skips.ts";
+import { type PlanSkips, SKIPPED_TAIL } from "./status-board.ts";
 import { Tally } from "./tally.ts";
 
 /** At the start a person waits; later nobody does, and the retries have no end. */
@@ -103,7 +104,7 @@ export async function openRun(
   }
   const tally = new Tally(plan, options.part, holdings.committed);
   // What the plan skips belongs to no batch: the first part tells of it.
-  const planSkips = options.part.index === 1 ? plan.skippedRows.length : 0;
+  const planSkips = options.part.index === 1 ? skipsOf(plan) : { count: 0, rows: [] };
   const cost = readForwardCost(options.request.modelDirectory, Math.max(...prepared.identity.taps));
   board.opened({ id: runId, tally, planSkips, cost });
   const committedSkips = holdings.withSkips.filter((batch) => holdings.committed[batch]);
@@ -111,6 +112,14 @@ export async function openRun(
   const skippedBefore = await readSkips(store, ours, stop);
   board.skipped(skippedBefore);
   return { store: opened, prepared, runId, spool, holdings, tally, skippedBefore: skippedBefore.length };
+}
+
+function skipsOf({ skippedRows, skippedReasons }: Plan): PlanSkips {
+  const rows = Array.from(skippedRows.subarray(0, SKIPPED_TAIL), (row, i) => ({
+    row,
+    reason: `${reasonOf(skippedReasons[i]!)} (left out by the plan)`,
+  }));
+  return { count: skippedRows.length, rows };
 }
 
 /** What the store holds of the plan now. */

@@ -107,6 +107,7 @@ export async function prepareRun(request: RunRequest, tools: PrepareTools): Prom
       rows: rows.info.rows,
       samples: plan.rows.length,
       skipped: plan.skippedRows.length,
+      duplicates: rows.info.duplicates,
       batches: plan.batchStart.length - 1,
     });
     return { identity, model, numbering, rows, plan, planBytes, record: standing };

@@ -60,6 +60,7 @@ export class RunEta {
       bytesToVerify: tally.total.bytes - tally.committed.bytes,
       slots: this.slots,
       attentionShare: this.attentionShare,
+      drainS: (this.#sources.uploader.stats().putP50Ms ?? 0) / 1000,
     });
   }
 

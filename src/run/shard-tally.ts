@@ -7,9 +7,11 @@ export interface ShardWork {
   samples: number;
   tokens: number;
   batches: number;
+  /** Of these, batches that the store has confirmed. */
+  committed: number;
   samplesRate: Rate;
-  /** ISO 8601; null before its first batch. */
-  lastAt: string | null;
+  /** ISO 8601; null before the first of its batches is committed. */
+  lastCommitAt: string | null;
 }
 
 /** Of a batch's weight in the mean length, what is left of it after the next one: the last ten count for most. */
@@ -20,6 +22,8 @@ export class ShardTally {
   readonly #nowMs: () => number;
   readonly #windowS: number;
   readonly #shards = new Map<number, ShardWork>();
+  /** Who made a batch that is not committed yet. */
+  readonly #makers = new Map<number, number>();
   readonly #recent = { tokens: 0, tokensSquared: 0 };
 
   /** `windowS`: of the rates; `nowMs`: monotonic. */
@@ -28,22 +32,32 @@ export class ShardTally {
     this.#nowMs = nowMs;
   }
 
-  finished(shard: number, amount: Amount, at: string): void {
+  finished(shard: number, batch: number, amount: Amount): void {
     const work = this.of(shard);
+    this.#makers.set(batch, shard);
     work.samples += amount.samples;
     work.tokens += amount.tokens;
     work.batches += 1;
     work.samplesRate.add(amount.samples);
-    work.lastAt = at;
     this.#recent.tokens = KEPT * this.#recent.tokens + amount.tokens;
     this.#recent.tokensSquared = KEPT * this.#recent.tokensSquared + amount.tokensSquared;
+  }
+
+  /** One of an earlier session has no engine here. */
+  committed(batch: number, at: string): void {
+    const shard = this.#makers.get(batch);
+    if (shard === undefined) return;
+    this.#makers.delete(batch);
+    const work = this.of(shard);
+    work.committed += 1;
+    work.lastCommitAt = at;
   }
 
   of(shard: number): ShardWork {
     let work = this.#shards.get(shard);
     if (!work) {
       const samplesRate = new Rate(this.#windowS, this.#nowMs);
-      work = { samples: 0, tokens: 0, batches: 0, samplesRate, lastAt: null };
+      work = { samples: 0, tokens: 0, batches: 0, committed: 0, samplesRate, lastCommitAt: null };
       this.#shards.set(shard, work);
     }
     return work;
@@ -56,11 +70,12 @@ export class ShardTally {
   }
 
   counts(): RunCounters["tokensByShard"] {
-    return [...this.#shards].map(([shard, { samples, tokens, batches }]) => ({
+    return [...this.#shards].map(([shard, { samples, tokens, batches, committed }]) => ({
       shard,
       samples,
       tokens,
       batches,
+      committed,
     }));
   }
 }

@@ -32,8 +32,14 @@ export interface BoardFacts {
 }
 
 const EVENTS_TAIL = 100;
-const SKIPPED_TAIL = 200;
+export const SKIPPED_TAIL = 200;
 const RATE_WINDOW_S = 60;
+
+/** Rows that the plan leaves out: all are counted, a few named. */
+export interface PlanSkips {
+  count: number;
+  rows: { row: number; reason: string }[];
+}
 
 /** Gathers what happened into the one status document; asked by page, terminal, API and heartbeat alike. */
 export class StatusBoard implements StatusSource {
@@ -56,7 +62,7 @@ export class StatusBoard implements StatusSource {
   readonly #course: RunCourse;
   readonly #retries = new RecentShare();
   #exitCode: number | null = null;
-  #planSkips = 0;
+  #planSkips: PlanSkips = { count: 0, rows: [] };
   #produced = 0;
   /** When the first batch could be handed out. */
   #beganMs: number | null = null;
@@ -94,7 +100,7 @@ export class StatusBoard implements StatusSource {
   }
 
   /** The run is known and counted; from here on the document shows what the store holds. */
-  opened(run: { id: string; tally: Tally; planSkips: number; cost: ForwardCost | null }): void {
+  opened(run: { id: string; tally: Tally; planSkips: PlanSkips; cost: ForwardCost | null }): void {
     this.#runId = run.id;
     this.#tally = run.tally;
     this.#planSkips = run.planSkips;
@@ -106,10 +112,13 @@ export class StatusBoard implements StatusSource {
     this.#pipeline = new Pipeline(sources, this.#tally!, this.#nowMs);
   }
 
-  /** `seconds`: as the engine told. */
-  computed(shard: number, amount: Amount, seconds: { forward: number; write: number }): void {
+  /** An engine finished a batch; `seconds`: as it told. */
+  computed(
+    { shard, batch, seconds }: { shard: number; batch: number; seconds: { forward: number; write: number } },
+    amount: Amount,
+  ): void {
     this.#course.warm();
-    this.#shards.finished(shard, amount, this.#iso());
+    this.#shards.finished(shard, batch, amount);
     this.#produced += amount.bytes;
     this.#pipeline?.rates.produced.add(amount.bytes);
     this.#pipeline?.engineWrote(seconds.write);
@@ -120,8 +129,9 @@ export class StatusBoard implements StatusSource {
     this.#pipeline?.rates.uploaded.add(bytes);
   }
 
-  committed(amount: Amount): void {
+  committed(batch: number, amount: Amount): void {
     this.#course.warm();
+    this.#shards.committed(batch, this.#iso());
     this.#commits += 1;
     this.#lastCommitMs = this.#nowMs();
     this.#lastCommitAt = this.#iso();
@@ -136,7 +146,12 @@ export class StatusBoard implements StatusSource {
   }
 
   get skippedCount(): number {
-    return this.#planSkips + this.#skippedRows.size;
+    return this.#planSkips.count + this.#skippedRows.size;
+  }
+
+  #skippedTail(): PlanSkips["rows"] {
+    const atRunTime = [...this.#skippedRows].map(([row, reason]) => ({ row, reason }));
+    return [...this.#planSkips.rows, ...atRunTime].slice(-SKIPPED_TAIL);
   }
 
   blocked(blocked: StateFacts["blocked"]): void {
@@ -243,7 +258,7 @@ export class StatusBoard implements StatusSource {
           total: tally?.total.bytes ?? 0,
         },
         skipped: this.skippedCount,
-        skipped_rows: [...this.#skippedRows].slice(-SKIPPED_TAIL).map(([row, reason]) => ({ row, reason })),
+        skipped_rows: this.#skippedTail(),
         failed: 0,
         last_commit_at: this.#lastCommitAt,
         flops_per_token: this.#flopsPerToken(),
@@ -320,7 +335,7 @@ export class StatusBoard implements StatusSource {
     const lanes = this.#sources?.fleet()?.status() ?? [];
     return lanes.map(({ samples_done, batches_done, ...lane }) => ({
       ...lane,
-      last_commit_at: this.#shards.of(lane.shard).lastAt,
+      last_commit_at: this.#shards.of(lane.shard).lastCommitAt,
       // See `withGpus`.
       flops_share: null,
       gpu: null,

@@ -70,7 +70,7 @@ export const EngineStatus = z.object({
   tokens_total: count.describe("tokens of the batches now in the engine"),
   tokens_per_s: maybe,
   restarts: count,
-  last_commit_at: time.nullable(),
+  last_commit_at: time.nullable().describe("of a batch that it made"),
   last_error: z.string().nullable(),
   flops_share: maybe.describe(
     "tokens_per_s x extraction.flops_per_token over the dense bf16 peak of its cards, 0-1; null on a CPU, on a card " +
@@ -157,7 +157,9 @@ export const StatusDocument = z.object({
     batches: z.object({ committed: count, total: count, in_flight: count }),
     bytes: z.object({ produced: count, uploaded: count, verified: count, total: count }),
     skipped: count,
-    skipped_rows: z.array(z.object({ row: count, reason: z.string() })).describe("the newest 200"),
+    skipped_rows: z
+      .array(z.object({ row: count, reason: z.string() }))
+      .describe("200 at most: the newest skipped at run time, and some of those that the plan leaves out"),
     failed: count,
     last_commit_at: time.nullable(),
     flops_per_token: maybe
@@ -240,5 +242,6 @@ export interface RunCounters {
   s3Retries: { reason: string; count: number }[];
   /** Cumulative counts at or below each bound, as Prometheus has them. */
   s3Seconds: { boundsS: number[]; counts: number[]; sumS: number; count: number };
-  tokensByShard: { shard: number; tokens: number; samples: number; batches: number }[];
+  /** Finished by each engine; `committed`: batches of these that the store has confirmed. */
+  tokensByShard: { shard: number; tokens: number; samples: number; batches: number; committed: number }[];
 }

@@ -326,7 +326,7 @@ export class Supervisor {
         return;
       case "committed": {
         const amount = tally.commit(event.batch);
-        if (amount) board.committed(amount);
+        if (amount) board.committed(event.batch, amount);
         log.info("batch.committed", { batch: event.batch, bytes: event.bytes, how: event.how });
         return;
       }

@@ -17,9 +17,7 @@ export function Skipped({ document: { extraction } }: { document: StatusDocument
         </p>
       </div>
       {rows.length === 0 ? (
-        <p class="quiet">
-          {skipped === 0 ? "None so far." : "Decided before this session; see the plan's file."}
-        </p>
+        <p class="quiet">{skipped === 0 ? "None so far." : "They are not named here."}</p>
       ) : (
         <>
           <ul class="reasons">
@@ -51,7 +49,7 @@ export function Skipped({ document: { extraction } }: { document: StatusDocument
               </tbody>
             </table>
           </Scroll>
-          {skipped > rows.length && <p class="quiet">The newest {count(rows.length)} of them.</p>}
+          {skipped > rows.length && <p class="quiet">{count(rows.length)} of them.</p>}
         </>
       )}
     </section>
