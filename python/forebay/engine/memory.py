@@ -2,22 +2,23 @@
 
 A forward of `slots` tokens (pads included) takes, on the device, for each slot
 
-    d * (5 H + max(attention, mlp)) + linear + pairs + 3 * 2 * taps * H
+    d * (5 H + max(attention, mlp)) + linear + pairs + states
 
-bytes, with d the bytes of a number as computed, H the hidden size, and
+with d the bytes of a number as computed, H the hidden size, and
 
     attention  4 Q + 3 K        Q = heads * head size, K the same of the key-value heads: projections, and what turning
                                 them by rotary embeddings copies
-    mlp        3 I              I the intermediate size; of experts E (3 I + 2 H), E the number that a token goes to
+    mlp        3 I              I the intermediate size; of experts E (3 I + 2 H) + H, E the number that a token goes to
     linear     4 (12 V + 384 h) hybrids' linear attention, in f32: h value heads, V = h * their size; transformers' own
                                 code, which also holds 64 x 64 numbers for each chunk of 64 tokens
     pairs      L * (1 + d)      where windows need a mask: L the tokens of the longest sample
                L * 3.5 d heads  where the attention is eager
+    states     3 * 2 taps * H   on a GPU, bf16: of this forward, of the last one on its way to the host, and as much for
+                                the statistics; beside them, page-locked on the host, 2 * 2 taps * H
+               2 d taps * H     on a CPU: the outputs of this forward and of the last one, which are not copied
 
-and, for the taps, the states of this forward, those of the last one on their way to the host, and what the statistics
-need. 5 H are the embeddings, the residual stream, what went into the block, its norm and its output. Measured on eight
-architectures in f32 and bf16 (tests/test_memory.py): what is really taken is 0.7 to 1 of this. On a GPU the two buffers
-on the host, 2 * 2 * taps * H for each slot, are page-locked.
+bytes. 5 H are the embeddings, the residual stream, what went into the block, its norm and its output. Measured on ten
+architectures in f32 and bf16 on a CPU (tests/test_memory.py): what is really taken is 0.7 to 1 of this.
 """
 
 import sys
@@ -80,7 +81,7 @@ def slot_bytes(text, load: Load) -> int:
     head_size = getattr(text, "head_dim", None) or hidden // heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     attention = 4 * heads * head_size + 3 * kv_heads * head_size
-    states = 3 * STATE_BYTES * load.taps * hidden
+    states = load.taps * hidden * (3 * STATE_BYTES if load.device.type == "cuda" else 2 * d)
     return d * (5 * hidden + max(attention, mlp_width(text))) + linear_bytes(text) + pair_bytes(text, load) + states
 
 
@@ -91,7 +92,7 @@ def mlp_width(text) -> int:
         return dense
     # The experts' own size, where a model tells it from that of its dense blocks.
     size = getattr(text, "moe_intermediate_size", None) or text.intermediate_size
-    return max(dense, experts * (3 * size + 2 * text.hidden_size))
+    return max(dense, experts * (3 * size + 2 * text.hidden_size) + text.hidden_size)
 
 
 def linear_bytes(text) -> int:
