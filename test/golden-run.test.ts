@@ -1,7 +1,6 @@
-import { readdirSync, readFileSync, writeFileSync } from "node:fs";
+import { writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { parseHeader } from "../src/base/safetensors.ts";
 import { mulberry32 } from "./support/chaos-proxy.ts";
 import {
   type GoldenSequence,
@@ -11,6 +10,7 @@ import {
   worstDistance,
 } from "./support/golden.ts";
 import { Machine } from "./support/program.ts";
+import { readPacks } from "./support/read-packs.ts";
 
 /**
  * The six golden sequences of every model that the onnx engine runs, through the built program into packs, all blocks
@@ -87,33 +87,6 @@ describe.each(MODEL_NAMES)("%s", (name) => {
 
 interface Row {
   ids: number[];
-}
-
-interface Stored extends Row {
-  /** [tokens, taps, hidden] bf16 */
-  states: Uint16Array;
-}
-
-/** All samples of all packs below a directory, by row; read by the format's rules alone, not by our reader. */
-function readPacks(directory: string): Map<number, Stored> {
-  const samples = new Map<number, Stored>();
-  for (const entry of readdirSync(directory, { recursive: true, withFileTypes: true })) {
-    if (!entry.isFile()) continue;
-    const path = join(entry.parentPath, entry.name);
-    const bytes = readFileSync(path);
-    const { tensors } = parseHeader(bytes, path, bytes.length);
-    const data = (tensor: string) => {
-      const { startByte, endByte } = tensors.get(tensor)!;
-      return Uint8Array.from(bytes.subarray(startByte, endByte)).buffer;
-    };
-    for (const tensor of tensors.keys()) {
-      const row = /^(\d+)\.token_ids$/.exec(tensor)?.[1];
-      if (row === undefined) continue;
-      const ids = Array.from(new BigInt64Array(data(tensor)), Number);
-      samples.set(Number(row), { ids, states: new Uint16Array(data(`${row}.hidden_states`)) });
-    }
-  }
-  return samples;
 }
 
 /** Rows of 1 to 200 tokens that the model has, of chance. */

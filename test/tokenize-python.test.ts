@@ -17,16 +17,22 @@ const result = await tokenizeConversations({ modelDir, input, output, threads: N
 console.log(JSON.stringify(result));
 `;
 
-/** Opens the directory with Hugging Face datasets and compares it, row by row, with what transformers tokenised. */
+/**
+ * Opens the directory with Hugging Face datasets and compares it, row by row, with what transformers tokenised: as the
+ * tensors that a trainer gets, and as the lists that are stored.
+ */
 const LOAD = `
 import json, sys
-import datasets
+import datasets, torch
 loaded = datasets.load_from_disk(sys.argv[1])
+lists = loaded.with_format(None)
 reference = [json.loads(line) for line in open(sys.argv[2])]
-differ = [i for i, row in enumerate(reference)
-          if any(loaded[i][name] != row[name] for name in ("input_ids", "loss_mask", "seq_len"))]
+NAMES = ("input_ids", "loss_mask", "seq_len")
+differ = [i for i, row in enumerate(reference) for name in NAMES
+          if not torch.equal(loaded[i][name], torch.tensor(row[name])) or lists[i][name] != row[name]]
 print(json.dumps({"rows": len(loaded), "features": {k: str(v) for k, v in loaded.features.items()},
-                  "differ": differ, "again": len(loaded.filter(lambda row: row["seq_len"] > 0))}))
+                  "dtypes": {name: str(loaded[0][name].dtype) for name in NAMES}, "differ": differ,
+                  "again": len(loaded.filter(lambda row: row["seq_len"] > 0))}))
 `;
 
 let directory: string;
@@ -70,6 +76,7 @@ test("Python's datasets opens what tokenize makes, equal to transformers in ever
       loss_mask: "List(Value('int64'))",
       seq_len: "Value('int64')",
     },
+    dtypes: { input_ids: "torch.int64", loss_mask: "torch.int64", seq_len: "torch.int64" },
     differ: [],
     again: 40,
   });

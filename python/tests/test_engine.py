@@ -16,7 +16,7 @@ from forebay.engine import staging
 from forebay.engine.batching import PADDED_RATIO_MAX, ForwardLimits, form_all, form_forward
 from forebay.engine.channel import Channel, ProtocolFault, number
 from forebay.engine.service import Service
-from forebay.engine.staging import figures_of, summary
+from forebay.engine.summary import figures_of, summary
 from forebay.engine.versions import shortcoming
 
 MODEL = str(Path(__file__).parents[2] / "fixtures" / "models" / "random-qwen3")
@@ -62,13 +62,14 @@ class TestSummary:
     def states(self, tokens=9, taps=3, hidden=40):
         return torch.randn(tokens, taps, hidden, generator=torch.Generator().manual_seed(1)).bfloat16()
 
-    def told(self, states):
-        bits = states.contiguous().view(torch.int16).numpy().view(np.uint16)
-        return summary(bits, figures_of(states).numpy())
+    def told(self, states, pieces=(9,)):
+        bits = [piece.view(torch.int16).numpy().view(np.uint16) for piece in states.split(pieces)]
+        return summary(figures_of(states).numpy(), states.shape[-1], lambda: bits)
 
-    def test_it_is_what_the_numbers_say(self):
+    @pytest.mark.parametrize("pieces", [(9,), (1, 5, 3)])
+    def test_it_is_what_the_numbers_say_however_they_come(self, pieces):
         states = self.states()
-        told = self.told(states)
+        told = self.told(states, pieces)
         assert told["finite"] and not told["constant"]
         for tap, stats in enumerate(told["stats"]):
             values = states[:, tap].double()
@@ -86,9 +87,15 @@ class TestSummary:
     def test_a_constant_tap_is_told_and_one_that_is_nearly_so_is_not(self, value):
         states = self.states()
         states[:, 2] = value
-        assert self.told(states)["constant"]
+        assert self.told(states)["constant"] and self.told(states, (4, 5))["constant"]
         states[8, 2, 39] = value + 1 + abs(value) / 100
-        assert not self.told(states)["constant"]
+        assert not self.told(states)["constant"] and not self.told(states, (4, 5))["constant"]
+
+    def test_a_tap_that_is_one_value_in_each_piece_but_another_is_not_constant(self):
+        states = self.states()
+        states[:4, 2] = 1.5
+        states[4:, 2] = 2.5
+        assert not self.told(states, (4, 5))["constant"]
 
 
 class TestService:

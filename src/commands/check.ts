@@ -8,8 +8,8 @@ import { Engine } from "../engine/engine.ts";
 import { type ModelConfig, readModelConfig } from "../model/config.ts";
 import { compareEngines, describeAgreement, type TapAgreement } from "../run/against.ts";
 import { type GateReport, type GateSample, runGate } from "../run/gate.ts";
+import { tapBlocks } from "./chosen-taps.ts";
 import { planEngines } from "./engine-commands.ts";
-import { tapBlocks } from "./extract-options.ts";
 import { printJson, printLine, say } from "./io.ts";
 import type { Call, VerbSpec } from "./verb.ts";
 
@@ -23,7 +23,7 @@ export const check: VerbSpec = {
   examples: [
     "forebay check --model models/Qwen3-8B --taps 1,17,33",
     "forebay check --model models/Qwen3-8B --taps 1,17,33 --engine transformers --devices 0",
-    "forebay check --model models/Qwen3-8B --taps 1,17,33 --against transformers",
+    "forebay check --model models/Qwen3-8B --for speculators-dflash --against transformers",
   ],
   async run(call) {
     const { io, settings, json } = call;
@@ -45,7 +45,7 @@ async function checkEngine(call: Call): Promise<{ gate: GateReport; agreement: T
   const { io, settings } = call;
   const { against } = settings.values;
   const config = readModelConfig(requireSetting(settings, "model"));
-  const taps = tapBlocks(settings);
+  const taps = tapBlocks(settings, config.blocks);
   const shape = { taps: taps.length, hidden: config.hidden };
   const samples = sampleIds(config);
   const directory = mkdtempSync(join(tmpdir(), "forebay-check-"));
@@ -86,7 +86,13 @@ async function startEngine(
   });
   // The other engine computes in what it does best: an onnx engine knows float32 only.
   const dtype = name === values.engine ? values.dtype : "auto";
-  await engine.load({ model: requireSetting(settings, "model"), dtype, device: null, taps, options });
+  await engine.load({
+    model: requireSetting(settings, "model"),
+    dtype,
+    device: null,
+    taps,
+    options: { ...options, longest_tokens: Math.max(...SAMPLE_TOKENS) },
+  });
   return engine;
 }
 

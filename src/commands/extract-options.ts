@@ -6,10 +6,10 @@ import { FILES } from "../control/run-directory.ts";
 import { needSupported } from "../engine/onnx/support.ts";
 import { limitsOf } from "../engine/watchdog.ts";
 import { readModelConfig } from "../model/config.ts";
-import { toBlocks } from "../model/taps.ts";
 import type { DatasetChoice } from "../run/inputs.ts";
 import type { ExtractOptions } from "../run/options.ts";
 import type { RunRequest } from "../run/prepare.ts";
+import { tapBlocks } from "./chosen-taps.ts";
 import { planEngines } from "./engine-commands.ts";
 import { appVersion } from "./package-info.ts";
 import type { RunPlace } from "./run-place.ts";
@@ -69,7 +69,7 @@ function runRequest(verb: "run" | "resume", settings: Resolved): RunRequest {
   return {
     modelDirectory,
     dataset: fresh ? datasetChoice(settings) : null,
-    taps: fresh ? tapBlocks(settings) : null,
+    taps: fresh ? tapBlocks(settings, readModelConfig(modelDirectory).blocks) : null,
     packBytesMax: values.packBytes,
     order: values.order,
     seed: values.seed,
@@ -90,13 +90,6 @@ export function rowsAsked(settings: Resolved): { startRow: number; endRow: numbe
   const startRow = rows?.start ?? 0;
   const ends = [rows?.end ?? null, limit === null ? null : startRow + limit].filter((end) => end !== null);
   return { startRow, endRow: ends.length === 0 ? null : Math.min(...ends) };
-}
-
-/** --taps in Forebay's numbering. Throws (usage) for taps that the model does not have. */
-export function tapBlocks(settings: Resolved): number[] {
-  const { blocks } = readModelConfig(requireSetting(settings, "model"));
-  const { tapsAs } = settings.values;
-  return toBlocks(requireSetting(settings, "taps"), { blocks, as: tapsAs === "zlab" ? "forebay" : tapsAs });
 }
 
 /** An eighth of the memory, within bounds: packs in flight live outside the JavaScript heap. */

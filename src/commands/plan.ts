@@ -6,11 +6,14 @@ import { silentLog } from "../base/log.ts";
 import { amount, whole } from "../config/kinds.ts";
 import { requireSetting } from "../config/resolve.ts";
 import { readModelConfig } from "../model/config.ts";
+import { tapsMetadata } from "../model/taps.ts";
+import { trainerUses } from "../model/trainers.ts";
 import { makePlan } from "../plan/plan.ts";
 import { planReport, planReportJson, renderPlanReport } from "../plan/report.ts";
 import { rowsOfDataset } from "../run/inputs.ts";
 import { numberingOf, packShapeOf } from "../run/prepare.ts";
-import { datasetChoice, tapBlocks } from "./extract-options.ts";
+import { tapBlocks } from "./chosen-taps.ts";
+import { datasetChoice } from "./extract-options.ts";
 import { printJson, printLine } from "./io.ts";
 import { countText } from "./progress-lines.ts";
 import { runPlace, stateHome } from "./run-place.ts";
@@ -31,13 +34,14 @@ export const plan: VerbSpec = {
   ],
   examples: [
     "forebay plan --model models/Qwen3-8B --dataset data/train --taps 1,17,33",
-    "forebay plan --model DIR --dataset DIR --taps 1,16,31,46,61 --uplink 1Gb/s --gpus 8 --gpu-tokens 8000 --price-per-hour 16",
+    "forebay plan --model DIR --dataset DIR --for speculators-dflash --uplink 1Gb/s --gpus 8 --gpu-tokens 8000 --price-per-hour 16",
   ],
   async run(call) {
     const { io, options, settings, json } = call;
     const { values } = settings;
     const model = readModelConfig(requireSetting(settings, "model"));
-    const numbering = numberingOf(tapBlocks(settings), model.blocks);
+    const taps = tapBlocks(settings, model.blocks);
+    const numbering = numberingOf(taps, model.blocks);
     const rows = await rowsOfDataset(datasetChoice(settings), {
       directory: rowsDirectory(call),
       log: silentLog,
@@ -59,7 +63,7 @@ export const plan: VerbSpec = {
     rows.close();
     const price = (name: string, flag: string) =>
       options[name] === undefined ? null : amount.parse(String(options[name]), flag, "");
-    const report = planReport(made, {
+    const report = planReport(made, trainerUses(tapsMetadata(taps, model.blocks)), {
       spoolBytes: values.spoolBytes,
       uplinkBytesPerS: options.uplink === undefined ? null : parseRate(String(options.uplink)),
       gpuTokensPerS: price("gpuTokens", "--gpu-tokens"),

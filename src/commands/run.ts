@@ -10,6 +10,7 @@ import {
   makeRunDirectory,
   writeRecord,
 } from "../control/run-directory.ts";
+import { requireTaps } from "./chosen-taps.ts";
 import { goDetached } from "./detached.ts";
 import { printJson, printLine, tableLines } from "./io.ts";
 import { launchOf } from "./launch.ts";
@@ -30,7 +31,7 @@ export const run: VerbSpec = {
   options: [PRINT_SETTINGS],
   examples: [
     "forebay run file:runs/first --model models/Qwen3-8B --dataset data/train --taps 1,17,33",
-    "forebay run s3://bucket/prefix/name --model DIR --dataset DIR --taps 1,16,31 --spool-bytes 200GiB --detach",
+    "forebay run s3://bucket/prefix/name --model DIR --dataset DIR --for zlab --spool-bytes 200GiB --detach",
     "forebay run s3://bucket/name --endpoint http://127.0.0.1:9000 --config run.yaml",
     "forebay run --print-settings",
   ],
@@ -62,7 +63,7 @@ async function startRun(call: Call, verb: "run" | "resume"): Promise<number> {
   requireSetting(settings, "model");
   if (verb === "run") {
     requireSetting(settings, "dataset");
-    requireSetting(settings, "taps");
+    requireTaps(settings);
   }
   refuseSecond(place);
   const sinceMs = Date.now();

@@ -1,7 +1,9 @@
 import { EXIT } from "../base/errors.ts";
 import { requireSetting } from "../config/resolve.ts";
 import { readModelConfig } from "../model/config.ts";
-import { dflashTaps, eagle3Taps, tapsMetadata, toBlocks } from "../model/taps.ts";
+import { dflashTaps, eagle3Taps, tapsMetadata } from "../model/taps.ts";
+import { DRAFT_LAYERS, describeTrainerUses, trainerUses } from "../model/trainers.ts";
+import { chosenTaps } from "./chosen-taps.ts";
 import { printJson, printLine, tableLines } from "./io.ts";
 import type { VerbSpec } from "./verb.ts";
 
@@ -9,23 +11,25 @@ export const taps: VerbSpec = {
   name: "taps",
   settings: "taps",
   summary: "every layer numbering of a model, and the taps that trainers take",
-  options: [["--layers <n>", "draft layers of the DFlash default (default: 5)"]],
   examples: [
     "forebay taps --model models/Qwen3-8B",
+    "forebay taps --model models/Qwen3-8B --for speculators-dflash",
     "forebay taps --model models/Qwen3-8B --taps 2,17,32 --taps-as vllm",
   ],
-  async run({ io, settings, options, json }) {
+  async run({ io, settings, json }) {
     const model = readModelConfig(requireSetting(settings, "model"));
     const { blocks } = model;
-    const { taps: asked, tapsAs } = settings.values;
-    const chosen = asked && toBlocks(asked, { blocks, as: tapsAs === "zlab" ? "forebay" : tapsAs });
-    const layers = Number(options.layers ?? 5);
+    const chosen = chosenTaps(settings, blocks);
+    const layers = settings.values.draftLayers ?? DRAFT_LAYERS;
     const defaults = {
       dflash: orNull(() => dflashTaps(blocks, layers)),
       eagle3: orNull(() => eagle3Taps(blocks)),
     };
     const shown = chosen ?? Array.from({ length: blocks }, (_, k) => k);
-    const { vllm, hf } = tapsMetadata(shown, blocks);
+    const numbering = tapsMetadata(shown, blocks);
+    const { vllm, hf } = numbering;
+    // All blocks are a table and no run.
+    const trainers = chosen && trainerUses(numbering);
     if (json) {
       printJson(io, {
         architecture: model.architecture,
@@ -35,6 +39,7 @@ export const taps: VerbSpec = {
         vllm,
         hf,
         defaults,
+        trainers,
       });
       return EXIT.done;
     }
@@ -47,6 +52,10 @@ export const taps: VerbSpec = {
     }
     printLine(io, `DFlash, ${layers} draft layers: ${listText(defaults.dflash)}`);
     printLine(io, `EAGLE-3:                ${listText(defaults.eagle3)}`);
+    if (trainers) {
+      printLine(io, `Trainers that can use a run with ${listText(chosen)}:`);
+      for (const line of describeTrainerUses(trainers)) printLine(io, `  ${line}`);
+    }
     return EXIT.done;
   },
 };

@@ -141,6 +141,15 @@ export const SETTINGS = {
     "forebay",
     "numbering that --taps is in; `forebay taps` prints them all",
   ),
+  trainer: taps.maybe(
+    "for",
+    choice("speculators-dflash", "speculators-eagle3", "specforge-dflash", "zlab"),
+    "trainer whose usual taps are taken, instead of --taps",
+    { example: "speculators-dflash" },
+  ),
+  draftLayers: taps.maybe("layers", whole(1, 1024), "draft layers of --for, with DFlash; default: 5", {
+    example: "5",
+  }),
 
   engine: engine.one("engine", choice("onnx", "transformers", "vllm"), "onnx", "what runs the model"),
   engines: engine.maybe("engines", whole(1, 256), "engine processes; default: one a device, else 1", {

@@ -207,13 +207,17 @@ function schemaOf({ Field, Int32, Int64, List, Schema }: Arrow): Schema {
   return new Schema(fields, new Map([["huggingface", JSON.stringify({ info: { features: FEATURES } })]]));
 }
 
+/**
+ * With the rows as torch tensors, as speculators' own prepare-data leaves them: its trainer compares ids by torch.equal
+ * and fails on lists (0.9.0, train/data.py). A Python without torch cannot load_from_disk this; its datasets says so.
+ */
 function stateOf(files: string[], fingerprint: string): Record<string, unknown> {
   return {
     _data_files: files.map((filename) => ({ filename })),
     _fingerprint: fingerprint,
     _format_columns: null,
     _format_kwargs: {},
-    _format_type: null,
+    _format_type: "torch",
     _output_all_columns: false,
     _split: null,
   };

@@ -1,4 +1,5 @@
 import { expect, test } from "vitest";
+import { trainerUses } from "../model/trainers.ts";
 import { estimateRun, type Resources } from "./estimate.ts";
 import { makePlan, type PlanTotals } from "./plan.ts";
 import { lengthHistogram, planReport, planReportJson, renderPlanReport } from "./report.ts";
@@ -131,7 +132,11 @@ test("the histogram counts every planned row and token once", () => {
 });
 
 test("the report names rows, bytes, requests and skips, in text and in JSON that survives a round trip", () => {
-  const report = planReport(plan, { ...unknown, gpus: 1, spoolBytes: 2 ** 30 });
+  const report = planReport(plan, trainerUses({ blocks: [1, 3], lastState: false }), {
+    ...unknown,
+    gpus: 1,
+    spoolBytes: 2 ** 30,
+  });
   const text = renderPlanReport(report);
   expect(text).toMatch(
     /^rows {6}[\d,]+ planned of 5,000, [\d,]+ skipped \([\d,]+ empty, [\d,]+ over-max-tokens\)$/m,
@@ -139,8 +144,11 @@ test("the report names rows, bytes, requests and skips, in text and in JSON that
   expect(text).toMatch(/^ +512-1,023 \|#+ *\|/m);
   expect(text).toMatch(/^skipped {3}rows 0 empty, [\s\S]*and [\d,]+ more$/m);
   expect(text).toContain("The whole run fits the spool");
+  expect(text).toMatch(/^trainers {2}speculators-dflash {2}no: it needs the last block's output/m);
+  expect(text).toMatch(/^ {10}zlab {16}yes: "dflash_config": \{"target_layer_ids": \[1, 3\]\}$/m);
   for (const line of text.split("\n")) expect(line.length).toBeLessThanOrEqual(100);
   const json = planReportJson(report);
   expect(JSON.parse(JSON.stringify(json))).toEqual(json);
   expect(json).toMatchObject({ rows: 5_000, objects: plan.batchStart.length - 1, hours: null });
+  expect(json.trainers).toMatchObject([{ trainer: "speculators-dflash", ok: false }, {}, {}, { ok: true }]);
 });

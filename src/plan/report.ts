@@ -1,4 +1,5 @@
 import { formatBytes } from "../base/bytes.ts";
+import { describeTrainerUses, type TrainerUse } from "../model/trainers.ts";
 import { sampleBytes } from "../pack/layout.ts";
 import { amount, duration, type Estimate, estimateRun, type Resources, terabytes } from "./estimate.ts";
 import { type Plan, type PlanTotals, planTotals, reasonOf, type SkipReason } from "./plan.ts";
@@ -19,6 +20,8 @@ export interface PlanReport {
   bytesPerToken: number;
   /** The first rows that are skipped, ascending. */
   skippedRows: { row: number; reason: SkipReason }[];
+  /** What each trainer can make of a run with these taps. */
+  trainers: TrainerUse[];
   estimate: Estimate;
 }
 
@@ -27,7 +30,7 @@ const SKIPPED_ROWS_SHOWN = 20;
 const BAR_CHARS = 28;
 const COLUMNS = 100;
 
-export function planReport(plan: Plan, resources: Resources): PlanReport {
+export function planReport(plan: Plan, trainers: TrainerUse[], resources: Resources): PlanReport {
   const totals = planTotals(plan);
   const sorted = plan.tokens.slice().sort();
   const at = (share: number) => sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))] ?? 0;
@@ -46,6 +49,7 @@ export function planReport(plan: Plan, resources: Resources): PlanReport {
       row,
       reason: reasonOf(plan.skippedReasons[i]!),
     })),
+    trainers,
     estimate: estimateRun(totals, resources),
   };
 }
@@ -83,6 +87,7 @@ export function planReportJson(report: PlanReport): Record<string, unknown> {
       storage_per_month: estimate.money.storagePerMonth,
       epoch: estimate.money.epoch,
     },
+    trainers: report.trainers,
     notes: estimate.sentences,
   };
 }
@@ -131,6 +136,8 @@ export function renderPlanReport(report: PlanReport): string {
     const named = report.skippedRows.map(({ row, reason }) => `${row} ${reason}`).join(", ");
     lines.push(line("skipped", `rows ${named}${more > 0 ? `, and ${count(more)} more` : ""}`));
   }
+  const uses = describeTrainerUses(report.trainers);
+  lines.push(...uses.map((use, i) => line(i === 0 ? "trainers" : "", use)));
   if (estimate.sentences.length > 0) lines.push("", ...estimate.sentences);
   return lines.flatMap(wrap).join("\n");
 }
@@ -177,7 +184,8 @@ function skippedText(totals: PlanTotals): string {
 
 /** Breaks a long line between words; what follows stands under its text. */
 function wrap(text: string): string[] {
-  const indent = " ".repeat(/^(?:rows|tokens|states|packs|requests|time|money|skipped) /.test(text) ? 10 : 0);
+  const isLine = /^(?:(?:rows|tokens|states|packs|requests|time|money|skipped|trainers) | {10})/.test(text);
+  const indent = " ".repeat(isLine ? 10 : 0);
   const lines: string[] = [];
   let rest = text;
   while (rest.length > COLUMNS) {

@@ -3,6 +3,7 @@ import { join } from "node:path";
 import { EXIT, RunError } from "../base/errors.ts";
 import { writeAllSync } from "../base/publish.ts";
 import { buildHeader } from "../base/safetensors.ts";
+import { trainerUse } from "../model/trainers.ts";
 import { packLayout, type SampleLayout } from "../pack/layout.ts";
 import { checkPackHeader, checkSampleCrc, decodeSample, readPackHeader } from "../pack/reader.ts";
 import { batchCount, batchOf } from "../plan/plan.ts";
@@ -33,7 +34,10 @@ export async function exportSpeculators(
   directory: string,
   options: { signal?: AbortSignal; onBatch?: (done: number, batches: number) => void } = {},
 ): Promise<ExportResult> {
-  if (!run.record.numbering.last_state) throw lastBlockMissing(run, store.address);
+  const { blocks, last_state: lastState } = run.record.numbering;
+  // Both of its trainers read the same files.
+  const { reason } = trainerUse("speculators-dflash", { blocks, lastState });
+  if (reason !== null) throw unusable(store.address, `speculators cannot use it: ${reason}`, blocks);
   mkdirSync(directory, { recursive: true });
   const result: ExportResult = { written: 0, kept: 0, skipped: 0, missing: 0, bytes: 0 };
   const batches = batchCount(run.plan);
@@ -122,13 +126,13 @@ function sizeOf(path: string): number {
   return statSync(path, { throwIfNoEntry: false })?.size ?? -1;
 }
 
-function lastBlockMissing(run: StoredRun, address: string): RunError {
+function unusable(address: string, message: string, blocks: readonly number[]): RunError {
   return new RunError({
     op: "export run",
     subject: address,
-    message: `speculators needs the last block's output as the last slot, and the run tapped only ${run.record.numbering.blocks.join(",")}`,
+    message: `${message} (tapped: ${blocks.join(",")})`,
     safe: "nothing was written",
-    hint: "a run with the last block among its --taps can be exported; forebay taps --model DIR shows its number",
+    hint: "a run with --for speculators-dflash or speculators-eagle3 can be exported; forebay taps --model DIR --for NAME shows its taps",
     exit: EXIT.usage,
   });
 }

@@ -5,7 +5,7 @@ import type { Engine } from "../engine/engine.ts";
 import type { FleetEngine } from "../engine/lane.ts";
 import type { Loaded } from "../engine/protocol.ts";
 import { packLayout } from "../pack/layout.ts";
-import { batchCount, batchOf } from "../plan/plan.ts";
+import { batchCount, batchOf, planTotals } from "../plan/plan.ts";
 import { recoverReady } from "../spool/recover.ts";
 import type { Spool } from "../spool/spool.ts";
 import { Uploader, type UploaderEvent } from "../spool/uploader.ts";
@@ -232,6 +232,8 @@ export class Supervisor {
 
   #fleetEngines(prepared: PreparedRun): FleetEngine[] {
     const { engines, engineName, engineDtype, engineOptions, request } = this.#options;
+    // So that an engine can tell what memory its largest forward will take.
+    const options = { ...engineOptions, longest_tokens: planTotals(prepared.plan).longestTokens };
     return engines.map((command, shard) => ({
       label: `${engineName}-${shard}`,
       shard,
@@ -241,7 +243,7 @@ export class Supervisor {
         dtype: engineDtype,
         device: null,
         taps: prepared.identity.taps,
-        options: engineOptions,
+        options,
       },
     }));
   }

@@ -63,6 +63,46 @@ print(len(run.rows), "rows")
   expect(JSON.parse(again.stdout)).toMatchObject({ written: 0, kept: 40 });
 });
 
+test("stock speculators takes every row of forebay tokenize with the states of forebay export", async () => {
+  const [tokenized, states] = [machine.path("tokenized"), machine.path("tokenized-states")];
+  const model = join(DEMO, "tiny-qwen3");
+  const input = join(FIXTURES, "datasets/tokenised.jsonl");
+  const steps = [
+    ["tokenize", "--model", model, "--input", input, "--output", tokenized],
+    [
+      ...["run", `file:${machine.path("store")}/tokenized`, "--model", model, "--dataset", tokenized],
+      ...["--for", "speculators-dflash", "--layers", "2", "--run-dir", machine.path("run-tokenized")],
+      ...["--port", "0", "--progress", "quiet", "--no-gate"],
+    ],
+    ["export", `file:${machine.path("store")}/tokenized`, states, "--as", "speculators"],
+  ];
+  for (const step of steps) {
+    const ended = await machine.run(step);
+    expect(ended, ended.stderr).toMatchObject({ code: 0 });
+  }
+  // Its own reader, as its trainer makes it, and nothing of ours in the process.
+  const { status, output } = python([
+    "-c",
+    `
+import sys, torch
+from pathlib import Path
+from hs_connectors import FileTransfer
+from speculators.train.data import ArrowDataset, SampleUnavailable
+data = ArrowDataset(max_len=512, datapath=sys.argv[1], transfer=FileTransfer(Path(sys.argv[2])), on_missing="raise")
+for index in range(len(data)):
+    sample = data._get_raw_data(index)
+    assert not isinstance(sample, SampleUnavailable), sample
+    assert sample["hidden_states"].shape == (len(sample["input_ids"]), 2 * 192), sample["hidden_states"].shape
+    assert sample["loss_mask"].dtype == torch.int64
+print(len(data), "rows")
+`,
+    tokenized,
+    states,
+  ]);
+  expect(status, output).toBe(0);
+  expect(output).toContain("40 rows");
+});
+
 test("a run without its last block is refused with the reason, by export and by the backend", async () => {
   const other = `file:${machine.path("store")}/no-last`;
   expect(await extract(other, "1,4")).toMatchObject({ code: 0 });

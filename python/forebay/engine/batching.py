@@ -6,6 +6,12 @@ from typing import Protocol
 
 #: Slots of a forward for each token; the rest is pads, computed and thrown away.
 PADDED_RATIO_MAX = 1.25
+#: Enough to keep the device busy, and the answers and the memory of one forward within bounds.
+FORWARD_TOKENS = {"cuda": 8192, "cpu": 2048}
+
+
+def forward_tokens(options: dict, device_type: str) -> int:
+    return int(options.get("forward_tokens") or FORWARD_TOKENS[device_type])
 
 
 class Waiting(Protocol):

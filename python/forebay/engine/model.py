@@ -12,7 +12,9 @@ import torch
 import transformers
 from torch import nn
 
+from .batching import forward_tokens
 from .failure import Failure
+from .memory import Load, say_memory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BYTES_OF = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2}
@@ -56,9 +58,22 @@ def load_model(request: dict, engine_number: int) -> Model:
     device = torch.device(request["device"] or default_device(engine_number))
     dtype = choose_dtype(request["dtype"], device, config)
     spread = options.get("device_map") is not None
-    say_memory(directory, weights_bytes(dtype), device, spread)
+    slots = max(forward_tokens(options, device.type), options.get("longest_tokens") or 0)
     where = {"device_map": options["device_map"]} if spread else {}
     try:
+        say_memory(
+            Load(
+                directory=directory,
+                weights_bytes=weights_bytes(dtype),
+                dtype=dtype,
+                device=device,
+                spread=spread,
+                taps=len(request["taps"]),
+                slots=slots,
+                longest=options.get("longest_tokens") or slots,
+                attn=options.get("attn"),
+            )
+        )
         whole, info = transformers.AutoModelForCausalLM.from_pretrained(
             directory,
             dtype=dtype,
@@ -238,27 +253,6 @@ def choose_dtype(wanted: str, device: torch.device, config: dict) -> torch.dtype
     text = config.get("text_config") or {}
     saved = text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
     return DTYPES.get(saved, torch.bfloat16)
-
-
-def say_memory(directory: str, weights: int, device: torch.device, spread: bool) -> None:
-    """The sum before the minutes of loading. Raises Failure where the weights alone do not fit."""
-    free = free_bytes(device, spread)
-    sentence = f"the weights take {gib(weights)} of the {gib(free)} that are free on {'all GPUs' if spread else device}"
-    print(f"{directory}: {sentence}", file=sys.stderr, flush=True)
-    if weights > free:
-        raise Failure(f"{sentence}: use a larger device, several (--engines fewer than --devices), or --dtype bfloat16")
-
-
-def free_bytes(device: torch.device, spread: bool) -> int:
-    if device.type == "cuda":
-        devices = range(torch.cuda.device_count()) if spread else [device.index or 0]
-        return sum(torch.cuda.mem_get_info(index)[0] for index in devices)
-    with open("/proc/meminfo") as lines:
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-
-
-def gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB"
 
 
 def find_blocks(decoder: nn.Module, count: int) -> nn.ModuleList:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from . import versions
-from .batching import ForwardLimits, form_forward
+from .batching import ForwardLimits, form_forward, forward_tokens
 from .failure import Failure, failure_of, is_out_of_memory
 from .gate import Gate
 from .job import Job, Sample, Send
@@ -16,8 +16,6 @@ from .model import Model, gpu_uuid, load_model
 from .staging import Stager
 from .writer import Writer, Written
 
-#: Enough to keep the device busy, and the answers and the memory of one forward within bounds.
-FORWARD_TOKENS = {"cuda": 8192, "cpu": 2048}
 #: Packs of 27B models hold some 1,100 tokens: two forwards' worth of them may be outstanding.
 SLOT_BATCHES = 64
 CHECKS = ["injection", "pad-independence", "greedy"]
@@ -162,8 +160,7 @@ class Loaded:
     def __init__(self, model: Model, taps: list[int], options: dict, crash: Callable[[BaseException], None]):
         self.model = model
         self.taps = taps
-        forward_tokens = options.get("forward_tokens") or FORWARD_TOKENS[model.device.type]
-        self.limits = ForwardLimits(int(forward_tokens), bool(options.get("strict")))
+        self.limits = ForwardLimits(forward_tokens(options, model.device.type), bool(options.get("strict")))
         self.stager = Stager(model, taps)
         self.writer = Writer(self.stager, crash)
 

@@ -1,21 +1,33 @@
-"""From a forward's states on the device to bytes in host memory, while the next forward computes."""
+"""From the blocks' outputs to bytes that can be written, while the next forward computes."""
 
 import queue
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from .model import Model, run_to_taps
+from .summary import figures_of
 
-#: A forward's states are copied to one buffer while the writer empties the other.
+#: One forward computes while the writer empties the other's buffer.
 BUFFERS = 2
-#: Of a bf16 without its sign: infinities from here on, then NaNs.
-BF16_INFINITE = 0x7F80
+#: Of states that a CPU makes at once: they stay in its cache until they are written.
+PIECE_BYTES = 2 * 2**20
+
+
+@dataclass
+class Piece:
+    """Some whole tokens of a sample; only until the next piece is taken."""
+
+    #: [tokens, taps, hidden], bf16 bits.
+    bits: np.ndarray
+    #: [tokens, taps, 3], see `figures_of`.
+    figures: np.ndarray
 
 
 class HostBuffer:
-    """Page-locked where a GPU writes into it; grows to the largest forward."""
+    """Page-locked where a GPU writes into it; grows to what is asked of it."""
 
     def __init__(self, pinned: bool):
         self._pinned = pinned
@@ -29,22 +41,48 @@ class HostBuffer:
 
 
 @dataclass
-class Staged:
-    """The states of one forward on their way to the files."""
+class Copied:
+    """The states of a forward on a GPU, on their way to `buffer`."""
 
     buffer: HostBuffer
-    #: [tokens, taps, hidden] bf16, samples one after another, in `buffer`.
+    lengths: list[int]
+    #: [tokens, taps, hidden] bf16, samples one after another, in `buffer`; and their figures.
     states: torch.Tensor
-    #: [tokens, taps, 3] f32: sum, L2 norm and largest magnitude (its bf16 bits) over the hidden axis.
     figures: torch.Tensor
     #: Set when both are there.
-    copied: torch.cuda.Event | None
+    copied: torch.cuda.Event
 
-    def wait(self) -> tuple[np.ndarray, np.ndarray]:
-        """-> bits [tokens, taps, hidden] uint16, and the figures."""
-        if self.copied is not None:
-            self.copied.synchronize()
-        return self.states.view(torch.int16).numpy().view(np.uint16), self.figures.numpy()
+    def pieces(self, place: int) -> Iterator[Piece]:
+        """The states of the forward's sequence at `place`, in one piece."""
+        self.copied.synchronize()
+        begin = sum(self.lengths[:place])
+        span = slice(begin, begin + self.lengths[place])
+        yield Piece(bits_of(self.states[span]), self.figures[span].numpy())
+
+
+@dataclass
+class Taken:
+    """The states of a forward on a CPU: what the blocks gave. They become bf16, side by side, where they are written, so
+    that each number comes from memory once and not for every pass over it."""
+
+    buffer: HostBuffer
+    lengths: list[int]
+    #: [sequences, slots, hidden] of each tap.
+    outputs: list[torch.Tensor] = field(default_factory=list)
+
+    def pieces(self, place: int) -> Iterator[Piece]:
+        """The states of the forward's sequence at `place`, in order. Uses the buffer."""
+        taps, hidden = len(self.outputs), self.outputs[0].shape[-1]
+        step = max(1, PIECE_BYTES // (taps * hidden * 2))
+        for begin in range(0, self.lengths[place], step):
+            end = min(begin + step, self.lengths[place])
+            states, scratch = self.buffer.shaped(2 * (end - begin), taps, hidden).chunk(2)
+            for slot, output in enumerate(self.outputs):
+                states[:, slot].copy_(output[place, begin:end])
+            yield Piece(bits_of(states), figures_of(states, scratch.view(torch.int16)).numpy())
+
+
+Staged = Copied | Taken
 
 
 class Stager:
@@ -53,6 +91,7 @@ class Stager:
         self._taps = taps
         self._is_cuda = model.device.type == "cuda"
         self._stream = torch.cuda.Stream(model.device) if self._is_cuda else None
+        #: Of forwards that may be on their way at once.
         self.free: queue.SimpleQueue[HostBuffer] = queue.SimpleQueue()
         for _ in range(BUFFERS):
             self.free.put(HostBuffer(self._is_cuda))
@@ -60,32 +99,36 @@ class Stager:
     def forward(self, sequences: list[torch.Tensor], pad: int = 0) -> Staged:
         """Runs `sequences` [tokens] I64, padded on the right; waits for a free buffer. The caller gives it back."""
         buffer = self.free.get()
+        stage = self._copy if self._is_cuda else self._take
         try:
-            return self._forward(buffer, sequences, pad)
+            return stage(buffer, sequences, right_padded(sequences, pad))
         except BaseException:
             self.free.put(buffer)
             raise
 
     @torch.inference_mode()
-    def _forward(self, buffer: HostBuffer, sequences: list[torch.Tensor], pad: int) -> Staged:
-        shape = (sum(map(len, sequences)), len(self._taps), self._model.hidden)
-        host = buffer.shaped(*shape)
-        packed = torch.empty(shape, dtype=torch.bfloat16, device=self._model.device) if self._is_cuda else host
+    def _take(self, buffer: HostBuffer, sequences: list[torch.Tensor], ids: torch.Tensor) -> Taken:
+        taken = Taken(buffer, [len(sequence) for sequence in sequences])
+        run_to_taps(self._model, ids, {tap: taken.outputs.append for tap in self._taps})
+        return taken
+
+    @torch.inference_mode()
+    def _copy(self, buffer: HostBuffer, sequences: list[torch.Tensor], ids: torch.Tensor) -> Copied:
+        lengths = [len(sequence) for sequence in sequences]
+        shape = (sum(lengths), len(self._taps), self._model.hidden)
+        packed = torch.empty(shape, dtype=torch.bfloat16, device=self._model.device)
 
         def take(slot):
             def copy(states):
-                begin = 0
-                for row, sequence in zip(states, sequences, strict=True):
-                    packed[begin : begin + len(sequence), slot].copy_(row[: len(sequence)])
-                    begin += len(sequence)
+                for row, into in zip(states, packed[:, slot].split(lengths), strict=True):
+                    into.copy_(row[: len(into)])
 
             return copy
 
-        ids = right_padded(sequences, pad).to(self._model.device, non_blocking=True)
+        ids = ids.to(self._model.device, non_blocking=True)
         run_to_taps(self._model, ids, {tap: take(slot) for slot, tap in enumerate(self._taps)})
         figures = figures_of(packed)
-        if not self._is_cuda:
-            return Staged(buffer, host, figures, None)
+        host = buffer.shaped(*shape)
         self._stream.wait_stream(torch.cuda.current_stream(self._model.device))
         with torch.cuda.stream(self._stream):
             host.copy_(packed, non_blocking=True)
@@ -96,7 +139,7 @@ class Stager:
         # Their memory is not given to the next forward before the copy is done.
         packed.record_stream(self._stream)
         figures.record_stream(self._stream)
-        return Staged(buffer, host, host_figures, copied)
+        return Copied(buffer, lengths, host, host_figures, copied)
 
 
 def right_padded(sequences: list[torch.Tensor], pad: int) -> torch.Tensor:
@@ -107,36 +150,5 @@ def right_padded(sequences: list[torch.Tensor], pad: int) -> torch.Tensor:
 nn_pad = torch.nn.utils.rnn.pad_sequence
 
 
-def figures_of(packed: torch.Tensor) -> torch.Tensor:
-    """[tokens, taps, hidden] bf16 -> [tokens, taps, 3] f32, on the same device: see `Staged.figures`.
-
-    On a CPU torch reduces bf16 to bf16 twenty times faster than to f32, it sums in f32 in both cases, and a
-    relative error of 2^-9 is nothing to what these figures are for.
-    """
-    dtype = torch.float32 if packed.is_cuda else None
-    magnitudes = (packed.view(torch.int16) & 0x7FFF).amax(-1)
-    return torch.stack(
-        [
-            packed.sum(-1, dtype=dtype).float(),
-            torch.linalg.vector_norm(packed, dim=-1, dtype=dtype).float(),
-            magnitudes.float(),
-        ],
-        dim=-1,
-    )
-
-
-def summary(bits: np.ndarray, figures: np.ndarray) -> dict:
-    """What is told of one sample: its bits [tokens, taps, hidden], its figures [tokens, taps, 3]."""
-    tokens, taps, hidden = bits.shape
-    count = tokens * hidden
-    with np.errstate(all="ignore"):
-        mean = figures[:, :, 0].sum(0, dtype=np.float64) / count
-        rms = np.sqrt((figures[:, :, 1].astype(np.float64) ** 2).sum(0) / count)
-    magnitude = figures[:, :, 2].max(0).astype(np.uint32)
-    absmax = (magnitude << 16).view(np.float32)
-    finite = bool((magnitude < BF16_INFINITE).all())
-    # Of a constant the mean is the RMS; only then, and where squares were too large, is every number looked at.
-    suspects = [tap for tap in range(taps) if not mean[tap] ** 2 < 0.97 * rms[tap] ** 2 < np.inf]
-    constant = any((bits[:, tap] == bits[0, tap, 0]).all() for tap in suspects)
-    stats = [{"mean": mean[tap], "rms": rms[tap], "absmax": absmax[tap]} for tap in range(taps)]
-    return {"stats": stats, "finite": finite, "constant": bool(constant)}
+def bits_of(states: torch.Tensor) -> np.ndarray:
+    return states.view(torch.int16).numpy().view(np.uint16)

@@ -8,17 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from crc32c import crc32c
 
-from .channel import number
 from .failure import failure_of
 from .job import Sample, by_job
-from .staging import Staged, Stager, summary
+from .staging import Staged, Stager
+from .summary import summary
 
 
 @dataclass
 class Written:
-    """One forward to be written: its samples, in the order in which their states stand in `staged`."""
+    """One forward to be written: its samples, in the order of their sequences in `staged`."""
 
     samples: list[Sample]
     staged: Staged
@@ -32,29 +33,36 @@ class Writer:
         self._crash = crash
         # The stager's buffers bound it.
         self._inbox: queue.SimpleQueue[Written] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="writer", daemon=True).start()
+        threads, started = torch.get_num_threads(), threading.Event()
+        threading.Thread(target=self._run, args=(started,), name="writer", daemon=True).start()
+        started.wait()
+        # It set the process's number for itself.
+        torch.set_num_threads(threads)
 
     def put(self, written: Written) -> None:
         self._inbox.put(written)
 
-    def _run(self) -> None:
+    def _run(self, started: threading.Event) -> None:
         try:
+            # More would take the model's, and spin between pieces. Once asked, torch keeps a thread's own number,
+            # whatever is set elsewhere.
+            torch.get_num_threads()
+            torch.set_num_threads(1)
+            started.set()
             while True:
                 self._write(self._inbox.get())
         except BaseException as error:
             self._crash(error)
 
     def _write(self, written: Written) -> None:
-        bits, figures = written.staged.wait()
-        begins = dict(zip(written.samples, offsets(written.samples), strict=True))
-        tokens = len(bits)
+        places = {sample: place for place, sample in enumerate(written.samples)}
+        tokens = sum(sample.tokens for sample in written.samples)
         for job, samples in by_job(written.samples).items():
             start = time.monotonic()
             answers = []
             for sample in samples:
-                span = slice(begins[sample], begins[sample] + sample.tokens)
                 try:
-                    answers.append(write_sample(sample, bits[span], figures[span]))
+                    answers.append(write_sample(sample, written.staged, places[sample]))
                 except OSError as error:
                     job.fail([sample], failure_of(error))
             share = sum(sample.tokens for sample in samples) / tokens
@@ -64,24 +72,27 @@ class Writer:
         self._stager.free.put(written.staged.buffer)
 
 
-def offsets(samples: list[Sample]) -> list[int]:
-    ends = np.cumsum([sample.tokens for sample in samples]).tolist()
-    return [end - sample.tokens for end, sample in zip(ends, samples, strict=True)]
-
-
-def write_sample(sample: Sample, bits: np.ndarray, figures: np.ndarray) -> dict:
-    """Writes bits [tokens, taps, hidden] to their place; the answer for it. Raises OSError."""
-    data = memoryview(bits.reshape(-1)).cast("B")
-    written = 0
-    while written < len(data):
-        written += os.pwrite(sample.job.fd, data[written:], sample.offset + written)
-    told = summary(bits, figures)
+def write_sample(sample: Sample, staged: Staged, place: int) -> dict:
+    """Writes the states of `staged`'s sequence at `place` to the sample's; the answer for them. Raises OSError."""
+    crc, written, figures = 0, 0, []
+    for piece in staged.pieces(place):
+        data = memoryview(piece.bits.reshape(-1)).cast("B")
+        crc = crc32c(data, crc)
+        write_all(sample.job.fd, data, sample.offset + written)
+        written += len(data)
+        figures.append(piece.figures)
+    hidden = piece.bits.shape[-1]
     return {
         "row": sample.row,
-        "bytes": len(data),
-        "tokens": len(bits),
+        "bytes": written,
+        "tokens": sample.tokens,
         "ids_crc32c": crc32c(sample.ids.numpy().astype("<i4").tobytes()),
-        "crc32c": crc32c(data),
-        **told,
-        "stats": [{name: number(value) for name, value in tap.items()} for tap in told["stats"]],
+        "crc32c": crc,
+        **summary(np.concatenate(figures), hidden, lambda: (piece.bits for piece in staged.pieces(place))),
     }
+
+
+def write_all(fd: int, data: memoryview, offset: int) -> None:
+    while data:
+        written = os.pwrite(fd, data, offset)
+        data, offset = data[written:], offset + written

@@ -30,8 +30,8 @@ def run_on_cpu() -> None:
 
 
 def rows_as_tensors() -> None:
-    """speculators compares ids as tensors, which its own prepare-data asks datasets for; rows saved otherwise, by
-    `forebay tokenize` too, come as lists."""
+    """speculators compares ids as tensors, which its own prepare-data and `forebay tokenize` ask datasets for; rows saved
+    otherwise come as lists."""
     from speculators.train import data
 
     load = data.load_from_disk

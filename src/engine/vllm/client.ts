@@ -240,7 +240,7 @@ export function needStatesOf(ids: readonly number[], { path, promptIds }: Comple
 
 /** The file will be read and removed: whatever a server names, it must look like what the connector writes. */
 function needConnectorPath(path: string): string {
-  if (/^\/[^\0]*\/[^/\0]+\.safetensors$/.test(path) && !path.includes("/../")) return path;
+  if (/^\/[^\0\n]*\/[^/\0\n]+\.safetensors$/.test(path) && !path.includes("/../")) return path;
   throw refused(`expected the path of a connector's file, found "${plainText(path, 120)}"`);
 }
 

@@ -48,8 +48,10 @@ export interface CopyResult {
 
 /** A real header has 150 bytes. */
 const HEADER_BYTES_MAX = 1 << 20;
-/** What is read, converted and written at once. */
-const CHUNK_BYTES = 4 * 2 ** 20;
+/** Of states, read, counted, checked and written at once: from the first to the last they stay in the cache. */
+const PIECE_BYTES = 2 ** 20;
+/** More than any model has blocks. */
+const TAPS_MAX = 1_024;
 
 /** Throws only what the system throws. */
 export function fileState(path: string): FileState {
@@ -77,65 +79,81 @@ export function fileState(path: string): FileState {
   }
 }
 
-/**
- * Checks a whole connector file against its prompt, and copies its states as bf16 to their place.
- * Throws a VllmError where ids, layers or width are others than asked for, or the file is cut; the system error of
- * a write that fails. `nowMs` is asked for how long it took.
- */
-export function copyStates(job: CopyJob, nowMs: () => number): CopyResult {
-  const startMs = nowMs();
-  const from = openSync(job.path, "r");
-  try {
-    const header = readHeader(from, job.path, fstatSync(from).size);
-    if (!header) throw fileTrouble(`${job.path} was cut after it had been whole`);
-    const { states, ids } = needTensors(header, job);
-    const told = readIds(from, ids, job);
-    const into = job.file === null ? null : openSync(job.file, "r+");
+/** Copies states out of connector files, one after another. Holds the memory for it. */
+export class StatesCopier {
+  readonly #nowMs: () => number;
+  #stats = new StatesStats(PIECE_BYTES, TAPS_MAX);
+
+  /** `nowMs` is asked for how long it took. */
+  constructor(nowMs: () => number) {
+    this.#nowMs = nowMs;
+  }
+
+  /**
+   * Checks a whole connector file against its prompt, and copies its states as bf16 to their place.
+   * Throws a VllmError where ids, layers or width are others than asked for, or the file is cut; the system error of
+   * a write that fails.
+   */
+  copy(job: CopyJob): CopyResult {
+    const startMs = this.#nowMs();
+    const from = openSync(job.path, "r");
     try {
-      const sample = {
-        tokens: job.ids.length,
-        ids_crc32c: crc32c(bytesOf(told)),
-        ...copy(from, states, into, job),
-      };
-      return { sample, dtype: states.dtype, seconds: (nowMs() - startMs) / 1000 };
+      const header = readHeader(from, job.path, fstatSync(from).size);
+      if (!header) throw fileTrouble(`${job.path} was cut after it had been whole`);
+      const { states, ids } = needTensors(header, job);
+      const told = readIds(from, ids, job);
+      const into = job.file === null ? null : openSync(job.file, "r+");
+      try {
+        const copied = this.#copyStates(from, states, into, job);
+        const sample = { tokens: job.ids.length, ids_crc32c: crc32c(bytesOf(told)), ...copied };
+        return { sample, dtype: states.dtype, seconds: (this.#nowMs() - startMs) / 1000 };
+      } finally {
+        if (into !== null) closeSync(into);
+      }
     } finally {
-      if (into !== null) closeSync(into);
+      closeSync(from);
     }
-  } finally {
-    closeSync(from);
+  }
+
+  #copyStates(from: number, states: TensorEntry, into: number | null, job: CopyJob) {
+    const { taps, hidden, ids } = job;
+    const tokenValues = taps * hidden;
+    if (this.#stats.pieceValues < tokenValues) this.#stats = new StatesStats(2 * tokenValues, TAPS_MAX);
+    const stats = this.#stats;
+    const pieceTokens = Math.floor(stats.pieceValues / tokenValues);
+    stats.begin(taps, hidden);
+    let crc = 0;
+    let written = 0;
+    for (let token = 0; token < ids.length; token += pieceTokens) {
+      const tokens = Math.min(pieceTokens, ids.length - token);
+      const piece = stats.piece(tokens * tokenValues);
+      readBf16(piece, { from, states, value: token * tokenValues, path: job.path });
+      stats.add(tokens);
+      const bytes = bytesOf(piece);
+      crc = crc32c(bytes, crc);
+      if (into !== null) writeFully(into, bytes, job.offset + written);
+      written += bytes.length;
+    }
+    return { bytes: written, crc32c: crc, ...stats.result() };
   }
 }
 
-function copy(from: number, states: TensorEntry, into: number | null, job: CopyJob) {
-  const { taps, hidden, ids, path } = job;
-  const stats = new StatesStats(taps, hidden);
-  const tokenValues = taps * hidden;
-  const valueBytes = states.dtype === "F32" ? 4 : 2;
-  const chunkTokens = Math.max(1, Math.floor(CHUNK_BYTES / (tokenValues * valueBytes)));
-  const source = new Uint8Array(Math.min(chunkTokens, ids.length) * tokenValues * valueBytes);
-  let crc = 0;
-  let written = 0;
-  for (let token = 0; token < ids.length; token += chunkTokens) {
-    const values = Math.min(chunkTokens, ids.length - token) * tokenValues;
-    const chunk = source.subarray(0, values * valueBytes);
-    readFully(from, chunk, states.startByte + token * tokenValues * valueBytes, path);
-    const bf16 = asBf16(chunk, states.dtype);
-    stats.add(bf16);
-    const bytes = bytesOf(bf16);
-    crc = crc32c(bytes, crc);
-    if (into !== null) writeFully(into, bytes, job.offset + written);
-    written += bytes.length;
+/** Numbers from `value` on, as bf16. */
+function readBf16(
+  into: Uint16Array,
+  { from, states, value, path }: { from: number; states: TensorEntry; value: number; path: string },
+): void {
+  const { dtype, startByte } = states;
+  if (dtype === "BF16") {
+    readFully(from, bytesOf(into), startByte + value * 2, path);
+  } else if (dtype === "F16") {
+    readFully(from, bytesOf(into), startByte + value * 2, path);
+    bf16OfFloat16(into, into);
+  } else {
+    const words = new Uint32Array(into.length);
+    readFully(from, bytesOf(words), startByte + value * 4, path);
+    bf16OfFloat32(words, into);
   }
-  return { bytes: written, crc32c: crc, ...stats.result() };
-}
-
-function asBf16(chunk: Uint8Array, dtype: string): Uint16Array {
-  const { buffer, byteOffset, byteLength } = chunk;
-  if (dtype === "BF16") return new Uint16Array(buffer, byteOffset, byteLength / 2);
-  const converted = new Uint16Array(byteLength / (dtype === "F32" ? 4 : 2));
-  if (dtype === "F32") bf16OfFloat32(new Uint32Array(buffer, byteOffset, byteLength / 4), converted);
-  else bf16OfFloat16(new Uint16Array(buffer, byteOffset, byteLength / 2), converted);
-  return converted;
 }
 
 /** Null as long as it is not all there. */

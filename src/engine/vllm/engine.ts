@@ -8,11 +8,12 @@ import type { CopyJob, CopyResult } from "./connector-file.ts";
 import { ExtractJob, type JobSample } from "./extract-job.ts";
 import { type Failure, failureOf, fileTrouble, refused, serverGone } from "./failure.ts";
 import { canCheckGreedy, checkGreedy } from "./greedy.ts";
+import { Locks } from "./locks.ts";
 import { removeConnectorFiles, requestIds, sweepOrphans } from "./orphans.ts";
 import { findServedModel } from "./served-model.ts";
 import { freeBytes, VllmServer } from "./server.ts";
 import { readSettings, type VllmSettings } from "./settings.ts";
-import { findFlock, waitForFile } from "./wait-for-file.ts";
+import { waitForFile } from "./wait-for-file.ts";
 
 export interface VllmEngineOptions {
   target: VllmTarget;
@@ -34,7 +35,7 @@ interface Loaded {
   settings: VllmSettings;
   client: VllmClient;
   served: ServedModel;
-  flock: string | null;
+  locks: Locks | null;
   /** The longest prompt; null: the server does not say. */
   promptTokensMax: number | null;
 }
@@ -90,6 +91,7 @@ export class VllmEngine {
     this.#isOver = true;
     if (this.#sweeper) clearInterval(this.#sweeper);
     this.#loaded?.client.close();
+    this.#loaded?.locks?.close();
     await this.#server?.stop();
     if (this.#folder) sweepOrphans(this.#folder, this.#options.pid, () => false);
   }
@@ -114,7 +116,7 @@ export class VllmEngine {
       settings,
       client,
       served,
-      flock: findFlock(),
+      locks: Locks.find(),
       promptTokensMax: known.length === 0 ? null : Math.min(...known),
     };
     this.#loaded = loaded;
@@ -264,7 +266,7 @@ export class VllmEngine {
     ids: readonly number[],
     to: { file: string; offset: number } | null,
   ): Promise<Answered> {
-    const { client, model, taps, served, settings, flock } = loaded;
+    const { client, model, taps, served, settings, locks } = loaded;
     const { nowMs, copy } = this.#options;
     const bytes = fileBytes(ids.length, taps.length, model.hidden);
     this.#needRoom(bytes);
@@ -287,7 +289,7 @@ export class VllmEngine {
         limitMs: settings.fileWaitMs,
         nowMs,
         isWell: () => client.isWell(),
-        flock,
+        locks,
       });
       hasCome();
       const place = to ?? { file: null, offset: 0 };

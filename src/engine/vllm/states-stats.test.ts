@@ -8,23 +8,41 @@ function bf16(floats: number[]): Uint16Array {
   return into;
 }
 
+/** The statistics of `values` [tokens, taps, hidden], which come by `pieces` tokens. */
+function statsOf(
+  values: Uint16Array,
+  { taps, hidden, pieces }: { taps: number; hidden: number; pieces: number[] },
+): ReturnType<StatesStats["result"]> {
+  const stats = new StatesStats(values.byteLength, taps);
+  // A sample before it leaves nothing behind.
+  stats.begin(taps, hidden);
+  stats.piece(taps * hidden).fill(0x7fc0);
+  stats.add(1);
+  stats.begin(taps, hidden);
+  let start = 0;
+  for (const tokens of pieces) {
+    const end = start + tokens * taps * hidden;
+    stats.piece(end - start).set(values.subarray(start, end));
+    stats.add(tokens);
+    start = end;
+  }
+  return stats.result();
+}
+
 describe("StatesStats", () => {
-  test("counts each tap by itself, over pieces, also where hidden is no multiple of four", () => {
-    const [tokens, taps, hidden] = [5, 3, 7];
+  test.each([7, 8, 9, 32, 100])("counts each tap by itself, over pieces, of %d numbers a token", (hidden) => {
+    const [tokens, taps] = [5, 3];
     const values = bf16(
       Array.from({ length: tokens * taps * hidden }, (_, i) => Math.sin(i * 1.7) * (1 + (i % 11))),
     );
-    const stats = new StatesStats(taps, hidden);
-    stats.add(values.subarray(0, 2 * taps * hidden));
-    stats.add(values.subarray(2 * taps * hidden));
-    const result = stats.result();
+    const result = statsOf(values, { taps, hidden, pieces: [2, 1, 2] });
     for (let tap = 0; tap < taps; tap += 1) {
       const own = Array.from(values, (bits) => BF16_FLOATS[bits]!).filter(
         (_, i) => Math.floor(i / hidden) % taps === tap,
       );
       const told = result.stats[tap]!;
-      expect(told.mean).toBeCloseTo(own.reduce((sum, x) => sum + x, 0) / own.length, 10);
-      expect(told.rms).toBeCloseTo(Math.sqrt(own.reduce((sum, x) => sum + x * x, 0) / own.length), 10);
+      expect(told.mean).toBeCloseTo(own.reduce((sum, x) => sum + x, 0) / own.length, 6);
+      expect(told.rms).toBeCloseTo(Math.sqrt(own.reduce((sum, x) => sum + x * x, 0) / own.length), 6);
       expect(told.absmax).toBe(Math.max(...own.map(Math.abs)));
     }
     expect(result).toMatchObject({ finite: true, constant: false });
@@ -34,23 +52,44 @@ describe("StatesStats", () => {
     "one %d anywhere shows",
     (value) => {
       for (let at = 0; at < 18; at += 1) {
-        const stats = new StatesStats(2, 9);
-        stats.add(bf16(Array.from({ length: 18 }, (_, i) => (i === at ? value : i))));
-        expect(stats.result().finite).toBe(false);
-        expect(stats.result().stats[at < 9 ? 0 : 1]!.absmax).toBeNull();
+        const values = bf16(Array.from({ length: 18 }, (_, i) => (i === at ? value : i)));
+        const result = statsOf(values, { taps: 2, hidden: 9, pieces: [1] });
+        expect(result.finite).toBe(false);
+        expect(result.stats[at < 9 ? 0 : 1]!.absmax).toBeNull();
+        expect(result.stats[at < 9 ? 1 : 0]!.absmax).not.toBeNull();
       }
     },
   );
 
   test("a tap of one value shows, one different number anywhere does not", () => {
-    const stats = new StatesStats(2, 6);
-    stats.add(bf16([1, 2, 3, 4, 5, 6, 7, 7, 7, 7, 7, 7]));
-    expect(stats.result().constant).toBe(true);
-    for (let at = 0; at < 6; at += 1) {
-      const other = new StatesStats(1, 6);
-      other.add(bf16(Array.from({ length: 6 }, (_, i) => (i === at ? 8 : 7))));
-      expect(other.result().constant).toBe(false);
+    const hidden = 18;
+    const counting = Array.from({ length: hidden }, (_, i) => i);
+    const sevens = Array<number>(hidden).fill(7);
+    const shape = { taps: 2, hidden, pieces: [1, 1] };
+    const constant = [...counting, ...sevens, ...counting, ...sevens];
+    expect(statsOf(bf16(constant), shape).constant).toBe(true);
+    for (let at = 0; at < hidden; at += 1) {
+      for (const start of [hidden, 3 * hidden]) {
+        const other = constant.with(start + at, 8);
+        expect(statsOf(bf16(other), shape).constant).toBe(false);
+      }
     }
+  });
+
+  test("rows of a real width in pieces of many tokens are what a plain sum gives", () => {
+    const [tokens, taps, hidden] = [40, 5, 5_120];
+    const values = Uint16Array.from(
+      { length: tokens * taps * hidden },
+      (_, i) => 0x3f80 | (Math.imul(i, 2_654_435_761) >>> 25) | (i % 3 === 0 ? 0x8000 : 0),
+    );
+    const sums = new Float64Array(taps);
+    values.forEach((bits, i) => {
+      sums[Math.floor(i / hidden) % taps]! += BF16_FLOATS[bits]!;
+    });
+    const { stats } = statsOf(values, { taps, hidden, pieces: [13, 27] });
+    stats.forEach(({ mean }, tap) => {
+      expect(mean).toBeCloseTo(sums[tap]! / (tokens * hidden), 5);
+    });
   });
 });
 

@@ -1,9 +1,9 @@
-import { execFile, spawnSync } from "node:child_process";
 import { existsSync } from "node:fs";
 import { dirname } from "node:path";
 import { sleep } from "../../base/backoff.ts";
 import { fileState } from "./connector-file.ts";
 import { fileTrouble, serverGone } from "./failure.ts";
+import type { Locks } from "./locks.ts";
 
 export interface WaitOptions {
   /** How long the file may take after the server's answer. */
@@ -11,13 +11,12 @@ export interface WaitOptions {
   nowMs: () => number;
   /** Whether the server is well; asked each second as long as there is no whole file. */
   isWell: () => Promise<boolean>;
-  /** util-linux' flock, or null: then the size alone tells whether a file is whole. */
-  flock: string | null;
+  /** Null: the size alone tells whether a file is whole. */
+  locks: Locks | null;
 }
 
 const POLL_MS_MAX = 50;
 const HEALTH_EVERY_MS = 1_000;
-const LOCKED = 75;
 
 /**
  * Resolves once the connector's file is whole and nobody holds its lock: the server answers before the file is
@@ -25,15 +24,17 @@ const LOCKED = 75;
  * Rejects with a VllmError where the file does not come, stays short or stays locked, and where the server died.
  */
 export async function waitForFile(path: string, options: WaitOptions): Promise<void> {
-  const { nowMs, limitMs } = options;
+  const { nowMs, limitMs, locks } = options;
+  const lock = `${path}.lock`;
   const endMs = nowMs() + limitMs;
   let nextHealthMs = nowMs() + HEALTH_EVERY_MS;
   for (let pollMs = 1; ; pollMs = Math.min(POLL_MS_MAX, 2 * pollMs)) {
     let state = fileState(path);
+    let isHeld = false;
     if (state.kind === "whole") {
-      await waitForLock(path, endMs, options);
+      isHeld = locks !== null && existsSync(lock) && (await locks.isHeld(lock));
       state = fileState(path);
-      if (state.kind === "whole") return;
+      if (state.kind === "whole" && !isHeld) return;
     }
     if (nowMs() >= nextHealthMs) {
       if (!(await options.isWell())) {
@@ -41,7 +42,10 @@ export async function waitForFile(path: string, options: WaitOptions): Promise<v
       }
       nextHealthMs = nowMs() + HEALTH_EVERY_MS;
     }
-    if (nowMs() >= endMs) throw fileTrouble(`${describe(path, state)} after ${limitMs / 1000} s`);
+    if (nowMs() >= endMs) {
+      const what = isHeld ? `${lock} stayed locked: does the server hang? It was so` : describe(path, state);
+      throw fileTrouble(`${what} after ${limitMs / 1000} s`);
+    }
     await sleep(pollMs);
   }
 }
@@ -57,23 +61,4 @@ function describe(path: string, state: ReturnType<typeof fileState>): string {
   return existsSync(folder)
     ? `vLLM answered, but ${path} was still not there`
     : `the server writes into ${folder}, which is not on this machine: run Forebay where that folder is, under the same path; still not there`;
-}
-
-/** Takes the shared lock and lets it go. A lock that is not free in time is an error. */
-async function waitForLock(path: string, endMs: number, { flock, nowMs }: WaitOptions): Promise<void> {
-  const lock = `${path}.lock`;
-  if (flock === null || !existsSync(lock)) return;
-  const waitSeconds = Math.max(0.05, (endMs - nowMs()) / 1000).toFixed(2);
-  const code = await new Promise<number | string | null>((resolve) => {
-    const args = ["--shared", "--wait", waitSeconds, "--conflict-exit-code", String(LOCKED), lock, "true"];
-    execFile(flock, args, (error) => resolve(error ? (error.code ?? null) : 0));
-  });
-  if (code === LOCKED) throw fileTrouble(`${lock} stayed locked for ${waitSeconds} s: does the server hang?`);
-  // The server may have removed it meanwhile; whatever else keeps flock from it, the size rule still holds.
-}
-
-/** The flock of util-linux, which alone can wait for a limited time; null where there is none. */
-export function findFlock(): string | null {
-  const { stdout } = spawnSync("flock", ["--version"], { encoding: "utf8" });
-  return stdout?.includes("util-linux") ? "flock" : null;
 }
