@@ -1,4 +1,4 @@
-import { cpSync, rmSync } from "node:fs";
+import { cpSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { afterAll, afterEach, beforeAll, describe, expect, test } from "vitest";
 import {
@@ -98,6 +98,27 @@ describe("a part", () => {
     const ended = await startRun(second).ended;
     expect(ended.code, ended.stderr).toBe(0);
     await expectWhole(second, expected);
+  });
+
+  test("is taken over at once after a restart of the machine, whatever process has the old pid now", async () => {
+    const run = faultyRun("reused-pid", null);
+    machines.push(run.machine);
+    const running = startRun(run, ...slow);
+    await logged(run, running, "batch.committed");
+    running.child.kill("SIGKILL");
+    await running.ended;
+    // As it is after a reboot: the record and the heartbeat name a pid that is another process's, here this test's.
+    const reuse = (path: string, find: RegExp) => {
+      const text = readFileSync(path, "utf8");
+      expect(text).toMatch(find);
+      writeFileSync(path, text.replace(find, `"pid":${process.pid}`));
+    };
+    const pid = new RegExp(`"pid": ?${running.child.pid}\\b`);
+    reuse(run.machine.path("run/supervisor.json"), pid);
+    reuse(run.machine.path("store/reused-pid/status/1-of-1.json"), pid);
+    const ended = await startRun(run).ended;
+    expect(ended.code, ended.stderr).toBe(0);
+    await expectWhole(run, expected);
   });
 
   test("is refused while its run lives; taken over by force, both together leave one whole run", async () => {

@@ -61,6 +61,24 @@ describe("a spool on a small disk", () => {
     },
   );
 
+  test("that stays full does not hold up a stop: it is graceful, and the same command goes on", async () => {
+    run = faultyRun("full-stop", null);
+    disk = smallDisk(run.machine.path("spool"), "2m");
+    const running = startRun(run, ...sickEngines({ delayMs: 300 }));
+    await logged(run, running, "batch.committed");
+    const others = join(disk.path, "quarantine/others");
+    mkdirSync(others);
+    fill(others);
+    await statusWhere(run, running, ({ run: { state } }) => state === "blocked");
+    running.child.kill("SIGTERM");
+    const stopped = await running.ended;
+    expect(stopped.code, stopped.stderr).toBe(143);
+    rmSync(others, { recursive: true });
+    const ended = await startRun(run).ended;
+    expect(ended.code, ended.stderr).toBe(0);
+    await expectWhole(run, expected);
+  });
+
   test("that becomes read-only ends the run with exit 8 and the path; mended, the same command goes on", async () => {
     run = faultyRun("frozen", null);
     disk = smallDisk(run.machine.path("spool"), "16m");

@@ -194,7 +194,7 @@ export class Uploader {
    * deadline, whichever is first; then aborts what is in flight. Returns the number of packs left in ready/.
    */
   async drain(options: { deadlineMs: number }): Promise<{ left: number }> {
-    const deadline = AbortSignal.timeout(options.deadlineMs);
+    const deadline = AbortSignal.timeout(Math.ceil(options.deadlineMs));
     try {
       while (this.#entries.size > 0 && (this.#flights.size > 0 || this.#canMove())) {
         await this.#change(deadline);
