@@ -40,7 +40,7 @@ beforeEach(async () => {
 });
 afterEach(async () => {
   await heartbeat.end();
-  await store.close();
+  store.close();
   rmSync(directory, { recursive: true });
 });
 

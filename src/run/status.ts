@@ -27,7 +27,7 @@ const amount = z.number().nonnegative();
 const maybe = amount.nullable();
 const time = z.string();
 
-export const Eta = z.object({
+const Eta = z.object({
   p10_s: maybe,
   p50_s: maybe,
   p90_s: maybe,
@@ -37,7 +37,7 @@ export const Eta = z.object({
 });
 
 /** One engine under its legacy name; engines pull, so `total` and `total_batches` are the run's, the same for each. */
-export const Shard = z.object({
+const Shard = z.object({
   shard: count.describe("engine number"),
   processed: count.describe("samples this engine has finished in this session"),
   total: count.describe("samples of the run: engines pull, so it is the same for each"),
@@ -46,7 +46,7 @@ export const Shard = z.object({
   total_batches: count.describe("batches of the run, the same for each engine"),
 });
 
-export const Gpu = z.object({
+const Gpu = z.object({
   index: count,
   name: z.string().nullable().default(null).describe("as nvidia-smi has it"),
   util: maybe.describe("percent"),
@@ -106,7 +106,7 @@ export const RunEvent = z.object({
   fields: z.record(z.string(), z.union([z.string(), z.number(), z.boolean(), z.null()])),
 });
 
-export const Alert = z.object({
+const Alert = z.object({
   level: z.enum(["warn", "error"]),
   text: z.string(),
   action: z.string().nullable(),
