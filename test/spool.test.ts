@@ -1,4 +1,4 @@
-import { spawn, spawnSync } from "node:child_process";
+import { spawn } from "node:child_process";
 import { once } from "node:events";
 import {
   chownSync,
@@ -18,6 +18,7 @@ import { afterEach, beforeEach, describe, expect, it } from "vitest";
 import { EXIT, type RunError } from "../src/base/errors.ts";
 import { silentLog } from "../src/base/log.ts";
 import type { Spool } from "../src/spool/spool.ts";
+import { needRoot, type SmallDisk, smallDisk } from "./support/disks.ts";
 import {
   fillReservation,
   IDENTITY,
@@ -34,7 +35,7 @@ import {
 let root: string;
 let remove: () => void;
 let open: Spool[] = [];
-const mounts: string[] = [];
+const disks: SmallDisk[] = [];
 
 beforeEach(() => {
   ({ root, remove } = makeRoot());
@@ -42,7 +43,7 @@ beforeEach(() => {
 afterEach(async () => {
   await Promise.all(open.map((spool) => spool.close()));
   open = [];
-  for (const mount of mounts.splice(0)) spawnSync("umount", ["-l", mount]);
+  for (const disk of disks.splice(0)) disk.remove();
   remove();
 });
 
@@ -72,21 +73,10 @@ function listing(directory: string): string[] {
 /** In whole blocks. */
 const onDisk = (batch: number): number => 4096 * Math.ceil(layoutOf(batch).bytes / 4096);
 
-const canMount = (() => {
-  const probe = makeRoot();
-  const { status } = spawnSync("mount", ["-t", "tmpfs", "-o", "size=1m", "tmpfs", probe.root]);
-  if (status === 0) spawnSync("umount", [probe.root]);
-  probe.remove();
-  return status === 0;
-})();
-
-function mountTmpfs(options: string): string {
-  const at = join(root, "disk");
-  mkdirSync(at);
-  const { status, stderr } = spawnSync("mount", ["-t", "tmpfs", "-o", options, "tmpfs", at]);
-  if (status !== 0) throw new Error(String(stderr));
-  mounts.push(at);
-  return at;
+function mountTmpfs(size: string): SmallDisk {
+  const disk = smallDisk(join(root, "disk"), size);
+  disks.push(disk);
+  return disk;
 }
 
 describe("opening a spool", () => {
@@ -223,15 +213,15 @@ describe("the budget on a real disk", () => {
     expect(readdirSync(join(spool.directory, "parts"))).toEqual([]);
   });
 
-  it.skipIf(!canMount)("works on tmpfs, and says that it is volatile", async () => {
-    const spool = await opened(join(mountTmpfs("size=4m"), "spool"));
+  it("works on tmpfs, and says that it is volatile", async () => {
+    const spool = await opened(join(mountTmpfs("4m").path, "spool"));
     await makeReady(spool, 1);
     expect(spool.usage().volatile).toBe(true);
     expect((await opened(join(root, "on-disk"))).volatile).toBe(false);
   });
 
-  it.skipIf(!canMount)("grants what a small disk has, not what the budget allows", async () => {
-    const disk = mountTmpfs("size=1m");
+  it("grants what a small disk has, not what the budget allows", async () => {
+    const { path: disk } = mountTmpfs("1m");
     const spool = await opened(join(disk, "spool"), { budgetBytes: 2 ** 30, floorBytes: 200_000 });
     expect(await spool.tryReserve(900_000)).toBeNull();
     const first = (await spool.tryReserve(600_000))!;
@@ -241,35 +231,32 @@ describe("the budget on a real disk", () => {
     expect(await spool.tryReserve(600_000)).not.toBeNull();
   });
 
-  it.skipIf(!canMount)(
-    "when someone else fills the disk it pauses, and goes on by itself after",
-    async () => {
-      const disk = mountTmpfs("size=1m");
-      const spool = await opened(join(disk, "spool"));
-      const reservation = await spool.reserve(400_000);
-      const part = await reservation.createPart(0, 0);
-      writeFileSync(join(disk, "hog"), Buffer.alloc(900_000, 1));
-      expect(() => writeFileSync(part, Buffer.alloc(400_000, 2))).toThrow("ENOSPC");
-      await reservation.drop();
-      const over = spool.pauseUntilSpace(400_000);
-      expect(spool.usage().paused).toBe("disk full");
-      let granted = false;
-      const next = spool.reserve(400_000).then((r) => {
-        granted = true;
-        return r;
-      });
-      expect(await spool.tryReserve(1)).toBeNull();
-      expect([granted, readdirSync(join(spool.directory, "parts"))]).toEqual([false, []]);
-      rmSync(join(disk, "hog"));
-      await over;
-      const part2 = await (await next).createPart(0, 1);
-      writeFileSync(part2, Buffer.alloc(400_000, 2));
-      expect(spool.usage().paused).toBeNull();
-    },
-  );
+  it("when someone else fills the disk it pauses, and goes on by itself after", async () => {
+    const { path: disk } = mountTmpfs("1m");
+    const spool = await opened(join(disk, "spool"));
+    const reservation = await spool.reserve(400_000);
+    const part = await reservation.createPart(0, 0);
+    writeFileSync(join(disk, "hog"), Buffer.alloc(900_000, 1));
+    expect(() => writeFileSync(part, Buffer.alloc(400_000, 2))).toThrow("ENOSPC");
+    await reservation.drop();
+    const over = spool.pauseUntilSpace(400_000);
+    expect(spool.usage().paused).toBe("disk full");
+    let granted = false;
+    const next = spool.reserve(400_000).then((r) => {
+      granted = true;
+      return r;
+    });
+    expect(await spool.tryReserve(1)).toBeNull();
+    expect([granted, readdirSync(join(spool.directory, "parts"))]).toEqual([false, []]);
+    rmSync(join(disk, "hog"));
+    await over;
+    const part2 = await (await next).createPart(0, 1);
+    writeFileSync(part2, Buffer.alloc(400_000, 2));
+    expect(spool.usage().paused).toBeNull();
+  });
 
-  it.skipIf(!canMount)("out of inodes is a full disk too", async () => {
-    const disk = mountTmpfs("size=4m,nr_inodes=12");
+  it("out of inodes is a full disk too", async () => {
+    const { path: disk } = mountTmpfs("4m,nr_inodes=12");
     const spool = await opened(join(disk, "spool"));
     const reservation = await spool.reserve(1000);
     let hogs = 0;
@@ -289,24 +276,21 @@ describe("the budget on a real disk", () => {
     await reservation.createPart(0, 1);
   });
 
-  it.skipIf(!canMount)(
-    "a disk that turned read-only is an error with its path, and ready packs stay",
-    async () => {
-      const disk = mountTmpfs("size=4m");
-      const spool = await opened(join(disk, "spool"));
-      const ready = await makeReady(spool, 1);
-      const reservation = await spool.reserve(layoutOf(2).bytes);
-      expect(spawnSync("mount", ["-o", "remount,ro", disk]).status).toBe(0);
-      const error = await refusal(reservation.createPart(2, 0));
-      expect([error.exit, error.remedy, error.message]).toEqual([
-        EXIT.disk,
-        "stop",
-        expect.stringContaining("read-only"),
-      ]);
-      expect(error.subject).toContain("parts/00000002.0.part");
-      expect(existsSync(ready.path)).toBe(true);
-    },
-  );
+  it("a disk that turned read-only is an error with its path, and ready packs stay", async () => {
+    const disk = mountTmpfs("4m");
+    const spool = await opened(join(disk.path, "spool"));
+    const ready = await makeReady(spool, 1);
+    const reservation = await spool.reserve(layoutOf(2).bytes);
+    disk.readOnly();
+    const error = await refusal(reservation.createPart(2, 0));
+    expect([error.exit, error.remedy, error.message]).toEqual([
+      EXIT.disk,
+      "stop",
+      expect.stringContaining("read-only"),
+    ]);
+    expect(error.subject).toContain("parts/00000002.0.part");
+    expect(existsSync(ready.path)).toBe(true);
+  });
 });
 
 describe("recovering a spool at the start", () => {
@@ -410,7 +394,8 @@ describe("recovering a spool at the start", () => {
   }
 });
 
-it.skipIf(process.getuid?.() !== 0)("refuses another user's directory", async () => {
+it("refuses another user's directory", async () => {
+  needRoot("giving a directory to another user");
   const directory = join(root, "spool");
   mkdirSync(directory);
   chownSync(directory, 12345, 12345);

@@ -97,7 +97,8 @@ def test_every_sample_of_a_golden_pack_is_read_by_its_range_and_equals_its_json(
 
 
 def test_tensors_are_the_same_bits_and_floats_the_same_numbers(run_of_one_pack):
-    torch = pytest.importorskip("torch")
+    import torch
+
     address, expected, _ = run_of_one_pack
     row = next(sample["row"] for sample in expected["samples"] if sample["skipped"] is None)
     sample = forebay.open(address)[row]
@@ -149,7 +150,8 @@ def test_rows_that_are_not_there_say_why(run_of_one_pack):
 
 
 def test_the_dataset_is_map_style_and_works_in_worker_processes(run_of_one_pack):
-    torch = pytest.importorskip("torch")
+    import torch
+
     from forebay.dataset import HiddenStates
 
     address, expected, _ = run_of_one_pack

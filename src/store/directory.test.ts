@@ -1,8 +1,8 @@
-import { execFileSync } from "node:child_process";
 import { mkdirSync, mkdtempSync, readdirSync, rmSync, statSync, utimesSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, describe, expect, it } from "vitest";
+import { type SmallDisk, smallDisk } from "../../test/support/disks.ts";
 import { crc32c } from "../base/checksum.ts";
 import { DirectoryStore } from "./directory.ts";
 
@@ -69,14 +69,13 @@ it("writes objects that their owner alone may change", async () => {
   expect(statSync(join(directory, "run/x")).mode & 0o022).toBe(0);
 });
 
-// Mounting needs root, which containers and CI machines mostly are.
-describe.skipIf(process.getuid?.() !== 0)("on a file system of its own", () => {
+describe("on a file system of its own", () => {
   const mount = () => join(directory, "mount");
+  let disk: SmallDisk;
   beforeEach(() => {
-    mkdirSync(mount());
-    execFileSync("mount", ["-t", "tmpfs", "-o", "size=256k", "forebay-test", mount()]);
+    disk = smallDisk(mount(), "256k");
   });
-  afterEach(() => execFileSync("umount", [mount()]));
+  afterEach(() => disk?.remove());
 
   it("calls a full disk full, leaves nothing of the object, and goes on when there is room", async () => {
     const store = open(mount());
@@ -95,7 +94,7 @@ describe.skipIf(process.getuid?.() !== 0)("on a file system of its own", () => {
   it("calls a read-only disk read-only", async () => {
     const store = open(mount());
     await put(store, "a", Buffer.from("a"));
-    execFileSync("mount", ["-o", "remount,ro", mount()]);
+    disk.readOnly();
     await expect(put(store, "b", Buffer.from("b"))).rejects.toMatchObject({ kind: "read-only", exit: 8 });
     await expect(store.delete("a")).rejects.toMatchObject({ kind: "read-only" });
     expect((await store.get("a", null))!.toString()).toBe("a");

@@ -1,4 +1,4 @@
-import { spawn, spawnSync } from "node:child_process";
+import { spawn } from "node:child_process";
 import { writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
@@ -9,6 +9,7 @@ import { DEMO, Machine } from "../support/program.ts";
 import { credentialEnv, freePorts, makeBucket, type S3Server } from "../support/servers.ts";
 import { sharedS3 } from "../support/shared-s3.ts";
 import { type Limits, startSlowStore } from "../support/slow-store.ts";
+import { needStrace } from "../support/strace.ts";
 
 /**
  * Real runs, each slowed at one place: the page's verdict names it, and its advice, when followed, helps. Times are
@@ -40,29 +41,27 @@ test("a run that nothing slows: the engines are the limit, and nobody is alarmed
   expect(about.state).toBe("running");
 });
 
-test.skipIf(spawnSync("strace", ["--version"]).status !== 0)(
-  "a spool on a slow disk is named, and a faster one helps",
-  async (context) => {
-    const run = await start(context, "disk");
-    await run.committing();
-    const pids = (await run.status()).engines.map(({ pid }) => String(pid));
-    // Each write of states takes a quarter of a second longer.
-    const slow = spawn(
-      "strace",
-      [
-        ...["-f", "-qq", "-o", "/dev/null", "-e", "trace=pwrite64"],
-        ...["-e", "inject=pwrite64:delay_exit=250000", ...pids.flatMap((pid) => ["-p", pid])],
-      ],
-      { stdio: "ignore" },
-    );
-    context.onTestFinished(() => void slow.kill("SIGKILL"));
-    const { bottleneck } = await run.until("disk", "fsync");
-    expect(bottleneck.advice).toContain("--spool /dev/shm");
-    const before = await run.bytesPerS();
-    slow.kill("SIGTERM");
-    await run.faster(before * 1.3);
-  },
-);
+test("a spool on a slow disk is named, and a faster one helps", async (context) => {
+  needStrace();
+  const run = await start(context, "disk");
+  await run.committing();
+  const pids = (await run.status()).engines.map(({ pid }) => String(pid));
+  // Each write of states takes a quarter of a second longer.
+  const slow = spawn(
+    "strace",
+    [
+      ...["-f", "-qq", "-o", "/dev/null", "-e", "trace=pwrite64"],
+      ...["-e", "inject=pwrite64:delay_exit=250000", ...pids.flatMap((pid) => ["-p", pid])],
+    ],
+    { stdio: "ignore" },
+  );
+  context.onTestFinished(() => void slow.kill("SIGKILL"));
+  const { bottleneck } = await run.until("disk", "fsync");
+  expect(bottleneck.advice).toContain("--spool /dev/shm");
+  const before = await run.bytesPerS();
+  slow.kill("SIGTERM");
+  await run.faster(before * 1.3);
+});
 
 // These leave the processors alone, and so each other.
 describe.concurrent("slowed on the way to the store", () => {

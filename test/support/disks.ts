@@ -9,12 +9,20 @@ export interface SmallDisk {
   remove(): void;
 }
 
-/** A tmpfs of `size` ("1m", or with more options) mounted at `path`. Needs root: throws what to do without. */
+/** Throws what to do where the tests do not run as root. */
+export function needRoot(what: string): void {
+  if (process.getuid?.() !== 0) throw new Error(`${what} needs root: run the tests in a container`);
+}
+
+/** A tmpfs of `size` ("1m", or with more options) mounted at `path`. Throws what to do where that cannot be. */
 export function smallDisk(path: string, size: string): SmallDisk {
-  if (process.getuid?.() !== 0)
-    throw new Error("mounting a small tmpfs needs root: run the tests in a container");
+  needRoot("mounting a small tmpfs");
   mkdirSync(path, { recursive: true });
-  execFileSync("mount", ["-t", "tmpfs", "-o", `size=${size}`, "tmpfs", path]);
+  try {
+    execFileSync("mount", ["-t", "tmpfs", "-o", `size=${size}`, "tmpfs", path], { stdio: "pipe" });
+  } catch (cause) {
+    throw new Error("a small tmpfs cannot be mounted: a container needs --cap-add SYS_ADMIN", { cause });
+  }
   const remount = (mode: string) => execFileSync("mount", ["-o", `remount,${mode}`, path]);
   return {
     path,

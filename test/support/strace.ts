@@ -10,6 +10,11 @@ export interface Call {
   args: string;
 }
 
+/** Throws what to install where there is no strace. */
+export function needStrace(): void {
+  if (spawnSync("strace", ["-V"]).error) throw new Error("strace is not installed: apt-get install strace");
+}
+
 /** Runs the program under strace with these options of strace's; the calls are written to `output`. */
 export function runTraced(
   machine: Machine,
@@ -17,7 +22,7 @@ export function runTraced(
   options: string[],
   output: string,
 ): Promise<Ended> {
-  if (spawnSync("strace", ["-V"]).error) throw new Error("strace is not installed: apt-get install strace");
+  needStrace();
   const child = spawn("strace", ["-f", "-y", "-o", output, ...options, process.execPath, CLI, ...args], {
     cwd: machine.path("work"),
     env: machine.env,
