@@ -47,6 +47,7 @@ def load_nothing(request: dict, _engine_number: int) -> Model:
         dtype=dtype,
         kernels=[],
         device=torch.device("cpu"),
+        gpus=[],
     )
 
 
