@@ -55,6 +55,26 @@ test("heavy packages are loaded only where they belong", () => {
   expect(strays).toEqual([]);
 });
 
+/** What is begun often and must begin fast, and what none of it may load before it is asked for. */
+const QUICK_STARTS = [
+  "cli.ts",
+  "commands/run.ts",
+  "commands/supervise.ts",
+  "spool/files-worker.ts",
+  "spool/upload-worker.ts",
+];
+const SLOW_TO_LOAD =
+  /^(@aws-sdk|@smithy|apache-arrow|hyparquet|onnxruntime-node|tokenizers|@huggingface|yaml)\b/;
+
+test.each(QUICK_STARTS)("%s loads nothing slow on its start", (entry) => {
+  const reached = loadedWith(entry);
+  expect([...reached].filter((target) => SLOW_TO_LOAD.test(target))).toEqual([]);
+  // The verbs are loaded one at a time.
+  if (entry === "cli.ts") expect(reached).not.toContain("commands/run.ts");
+  // The control: what is loaded is found.
+  expect(loadedWith("commands/tokenize.ts")).toContain("tokenizers");
+});
+
 test("parts are handed their environment: no process.env, no process.exit outside commands and entry files", () => {
   const entries = /^(commands\/|cli\.ts|.*(child|worker|keeper)\.ts$)/;
   const strays = shipped.filter(
@@ -64,6 +84,22 @@ test("parts are handed their environment: no process.env, no process.exit outsid
   );
   expect(strays).toEqual([]);
 });
+
+/** Files of ours and packages that come with `file` by static imports. */
+function loadedWith(file: string, found = new Set<string>()): Set<string> {
+  const text = withoutComments(readFileSync(join(source, file), "utf8"));
+  for (const [, isType, target] of text.matchAll(/^(?:import|export) (type )?[^"';]*?"([^"]+)";/gm)) {
+    if (isType || found.has(target!)) continue;
+    if (!target!.startsWith(".")) found.add(target!);
+    else {
+      const path = relative(source, resolve(source, dirname(file), target!));
+      if (found.has(path)) continue;
+      found.add(path);
+      loadedWith(path, found);
+    }
+  }
+  return found;
+}
 
 function importsOf(file: string): string[] {
   const text = readFileSync(join(source, file), "utf8");

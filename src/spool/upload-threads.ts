@@ -3,6 +3,7 @@ import type { StoreSpec } from "../store/store.ts";
 import type { FromUploadWorker, ToUploadWorker, UploadWorkerData } from "./upload-worker.ts";
 
 export interface UploadThreadsOptions {
+  /** Most threads; the first begins at once. */
   count: number;
   /** The threads' entry. */
   url: URL;
@@ -20,6 +21,9 @@ interface Thread {
 /** Deaths in a row, without an answer in between. */
 const DEATHS_MAX = 5;
 
+/** What a thread has in hand before another is begun: each costs a tenth of a second, which small runs do not need. */
+const ATTEMPTS_EACH = 4;
+
 /** The threads that make attempts; each new attempt goes to the one with the fewest. */
 export class UploadThreads {
   readonly #options: UploadThreadsOptions;
@@ -30,11 +34,13 @@ export class UploadThreads {
 
   constructor(options: UploadThreadsOptions) {
     this.#options = options;
-    for (let i = 0; i < options.count; i += 1) this.#start();
+    this.#start();
   }
 
   send(message: Extract<ToUploadWorker, { kind: "upload" }>): void {
-    const thread = this.#threads.reduce((a, b) => (b.ids.size < a.ids.size ? b : a));
+    let thread = this.#threads.reduce((a, b) => (b.ids.size < a.ids.size ? b : a));
+    if (thread.ids.size >= ATTEMPTS_EACH && this.#threads.length < this.#options.count)
+      thread = this.#start();
     thread.ids.add(message.id);
     this.#threadOf.set(message.id, thread);
     thread.worker.postMessage(message);
@@ -50,7 +56,7 @@ export class UploadThreads {
     await Promise.all(this.#threads.map(({ worker }) => worker.terminate()));
   }
 
-  #start(): void {
+  #start(): Thread {
     const worker = new Worker(this.#options.url, {
       // What the program was started with (--input-type, --test) is not for a thread.
       execArgv: [],
@@ -69,6 +75,7 @@ export class UploadThreads {
       reason = error instanceof Error ? error.message : String(error);
     });
     worker.on("exit", () => this.#bury(thread, reason));
+    return thread;
   }
 
   #bury(thread: Thread, reason: string): void {

@@ -41,30 +41,30 @@ test("a run that nothing slows: the engines are the limit, and nobody is alarmed
   expect(about.state).toBe("running");
 });
 
-test("a spool on a slow disk is named, and a faster one helps", async (context) => {
-  needStrace();
-  const run = await start(context, "disk");
-  await run.committing();
-  const pids = (await run.status()).engines.map(({ pid }) => String(pid));
-  // Each write of states takes a quarter of a second longer.
-  const slow = spawn(
-    "strace",
-    [
-      ...["-f", "-qq", "-o", "/dev/null", "-e", "trace=pwrite64"],
-      ...["-e", "inject=pwrite64:delay_exit=250000", ...pids.flatMap((pid) => ["-p", pid])],
-    ],
-    { stdio: "ignore" },
-  );
-  context.onTestFinished(() => void slow.kill("SIGKILL"));
-  const { bottleneck } = await run.until("disk", "fsync");
-  expect(bottleneck.advice).toContain("--spool /dev/shm");
-  const before = await run.bytesPerS();
-  slow.kill("SIGTERM");
-  await run.faster(before * 1.3);
-});
-
 // These leave the processors alone, and so each other.
-describe.concurrent("slowed on the way to the store", () => {
+describe.concurrent("slowed at one place", () => {
+  test("a spool on a slow disk is named, and a faster one helps", async (context) => {
+    needStrace();
+    const run = await start(context, "disk");
+    await run.committing();
+    const pids = (await run.status()).engines.map(({ pid }) => String(pid));
+    // Each write of states takes a quarter of a second longer.
+    const slow = spawn(
+      "strace",
+      [
+        ...["-f", "-qq", "-o", "/dev/null", "-e", "trace=pwrite64"],
+        ...["-e", "inject=pwrite64:delay_exit=250000", ...pids.flatMap((pid) => ["-p", pid])],
+      ],
+      { stdio: "ignore" },
+    );
+    context.onTestFinished(() => void slow.kill("SIGKILL"));
+    const { bottleneck } = await run.until("disk", "fsync");
+    expect(bottleneck.advice).toContain("--spool /dev/shm");
+    const before = await run.bytesPerS();
+    slow.kill("SIGTERM");
+    await run.faster(before * 1.3);
+  });
+
   test("a thin link is named, and when it widens the verdict moves on to the engines", async (context) => {
     const run = await start(context, "link");
     await run.committing();
