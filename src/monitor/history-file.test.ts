@@ -21,33 +21,6 @@ afterEach(() => rmSync(directory, { recursive: true }));
 function point(t: number): HistoryPoint {
   return {
     t,
-    tokens_per_s: 15_489.123_456_789,
-    produced_mb_s: 788.123_456_789,
-    uploaded_mb_s: null,
-    spool_bytes: 135_291_469_824,
-    s3_p50_ms: 402.123_456_789,
-    s3_p95_ms: null,
-    s3_errors_per_s: 0,
-    inflight: 64,
-    limit: 64,
-    gpu_util: 88.123_456_789,
-  };
-}
-
-function filled(seconds: number, stepS = 1): History {
-  const history = new History();
-  for (let s = 0; s < seconds; s += stepS) history.add(point(START_S + s + 0.123));
-  return history;
-}
-
-test("what is kept is what a chart shows: the same times, six digits of each figure, unknown as unknown", () => {
-  const history = filled(2_000);
-  writeFileSync(path, encodeHistory("4f1c", history));
-  const { run, points } = readHistory(path, LATER_S);
-  expect(run).toBe("4f1c");
-  expect(points.map(({ t }) => t)).toEqual(history.points().map(({ t }) => t));
-  expect(points.at(-1)).toEqual({
-    t: START_S + 1_999.123,
     tokens_per_s: 15_489.1,
     produced_mb_s: 788.123,
     uploaded_mb_s: null,
@@ -58,7 +31,19 @@ test("what is kept is what a chart shows: the same times, six digits of each fig
     inflight: 64,
     limit: 64,
     gpu_util: 88.1235,
-  });
+  };
+}
+
+function filled(seconds: number, stepS = 1): History {
+  const history = new History();
+  for (let s = 0; s < seconds; s += stepS) history.add(point(START_S + s + 0.123));
+  return history;
+}
+
+test("what is kept is what the charts show, unknown as unknown", () => {
+  const history = filled(2_000);
+  writeFileSync(path, encodeHistory("4f1c", history));
+  expect(readHistory(path, LATER_S)).toEqual({ run: "4f1c", points: history.points() });
 });
 
 test("a full history of a week and more stays below two megabytes", () => {

@@ -20,12 +20,7 @@ const Columns = z
 const HistoryFile = z.object({ version: z.literal(1), run: z.string(), columns: Columns });
 
 export function encodeHistory(run: string, history: History): string {
-  const columns = history.since(0, Number.POSITIVE_INFINITY);
-  const short = Object.entries(columns).map(([name, values]) => [
-    name,
-    values.map((value) => (value === null ? null : Number(value.toPrecision(name === "t" ? 13 : 6)))),
-  ]);
-  return JSON.stringify({ version: 1, run, columns: Object.fromEntries(short) });
+  return JSON.stringify({ version: 1, run, columns: history.since(0, Number.POSITIVE_INFINITY) });
 }
 
 /** Nothing where there is no file, or it is torn, of another version, or somebody else's: it is a cache. */

@@ -87,6 +87,19 @@ test("columns and points are two forms of the same; a restored history is equal"
   expect(again.points()).toEqual(history.points());
 });
 
+test("a figure has the six digits that a chart can show", () => {
+  const run = scriptedRun({
+    nowMs: () => START_S * 1_000,
+    edit: (document) => ({
+      ...document,
+      s3: { ...document.s3, mb_per_s: 787.123_456_789, p50_ms: null },
+      spool: { ...document.spool, bytes: 135_291_469_824 },
+    }),
+  });
+  const { uploaded_mb_s, spool_bytes, s3_p50_ms } = historyPoint(run.snapshot(), null);
+  expect([uploaded_mb_s, spool_bytes, s3_p50_ms]).toEqual([787.123, 135_291_000_000, null]);
+});
+
 test("errors a second come from the difference of two documents, and a restart is no error", () => {
   let nowMs = START_S * 1_000;
   let retries = 10;

@@ -114,7 +114,7 @@ export function historyPoint(document: StatusDocument, previous: StatusDocument 
   const producedPerS = rateOf("compute");
   // While a run is starting there is nothing to measure, which is not 0.
   const hasUploads = document.s3.limit > 0;
-  return {
+  return rounded({
     t,
     tokens_per_s: document.extraction.last_commit_at === null ? null : document.extraction.tokens.rate,
     produced_mb_s: producedPerS === null ? null : producedPerS / 1e6,
@@ -127,7 +127,16 @@ export function historyPoint(document: StatusDocument, previous: StatusDocument 
     inflight: hasUploads ? document.s3.inflight : null,
     limit: hasUploads ? document.s3.limit : null,
     gpu_util: mean(document.engines.map((engine) => engine.gpu?.util ?? null)),
-  };
+  });
+}
+
+/** As exact as a chart can show, and short where it is written down or sent. */
+function rounded(point: HistoryPoint): HistoryPoint {
+  for (const field of FIELDS) {
+    const value = point[field];
+    if (value !== null) point[field] = sixDigits(value);
+  }
+  return point;
 }
 
 function errorCount(document: StatusDocument): number {
@@ -144,7 +153,11 @@ function meanPoint(points: HistoryPoint[]): HistoryPoint {
 function mean(values: (number | null)[]): number | null {
   const known = values.filter((value) => value !== null);
   if (known.length === 0) return null;
-  return Number((known.reduce((sum, value) => sum + value, 0) / known.length).toPrecision(6));
+  return sixDigits(known.reduce((sum, value) => sum + value, 0) / known.length);
+}
+
+function sixDigits(value: number): number {
+  return Number(value.toPrecision(6));
 }
 
 function chunksOf<T>(items: T[], size: number): T[][] {

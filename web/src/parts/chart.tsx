@@ -155,7 +155,8 @@ function optionsFor(box: HTMLElement, lines: Line[], unit: Unit | undefined): uP
         gap: 4,
         space: 64,
         grid: { show: false },
-        values: (_, ticks) => ticks.map((t) => timeLabel(t, ticks)),
+        // One at the very left would stand on the other axis's lowest figure.
+        values: (plot, ticks) => ticks.map((t) => (plot.valToPos(t, "x") < 24 ? "" : timeLabel(t, ticks))),
       },
       {
         ...axis,
@@ -163,7 +164,7 @@ function optionsFor(box: HTMLElement, lines: Line[], unit: Unit | undefined): uP
         gap: 6,
         space: 28,
         grid: { stroke: colourOf("line"), width: 1 },
-        values: (_, ticks) => ticks.map((tick) => axisLabel(tick, unit)),
+        values: (_, ticks) => ticks.map((tick) => axisLabel(tick, ticks, unit)),
       },
     ],
     series: [
@@ -210,11 +211,10 @@ function inUnits(values: (number | null)[], unit: Unit | undefined): (number | n
   return unit ? values.map((value) => (value === null ? null : value / unit.size)) : values;
 }
 
-function axisLabel(value: number, unit: Unit | undefined): string {
+function axisLabel(value: number, ticks: number[], unit: Unit | undefined): string {
   if (unit) return `${Number(value.toPrecision(3))} ${unit.name}`;
-  return value >= 10_000
-    ? `${Number((value / 1_000).toPrecision(3))} k`
-    : String(Number(value.toPrecision(3)));
+  const isLarge = (ticks.at(-1) ?? 0) >= 10_000 && value > 0;
+  return isLarge ? `${Number((value / 1_000).toPrecision(3))} k` : String(Number(value.toPrecision(3)));
 }
 
 function newest(values: (number | null)[]): number | null {

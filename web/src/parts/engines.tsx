@@ -8,15 +8,22 @@ export function Engines({ document: { engines, extraction } }: { document: Statu
   const slowestFirst = [...engines].sort((a, b) => speed(a) - speed(b) || a.shard - b.shard);
   const fastest = Math.max(1, ...engines.map((engine) => engine.tokens_per_s ?? 0));
   const anyGpu = engines.some((engine) => engine.gpu);
+  // Usually all are of one kind: said once, and not in every row.
+  const [device, ...others] = new Set(engines.map((engine) => engine.device));
+  const common = others.length === 0 ? device : null;
+  const hasShare = engines.some((engine) => engine.flops_share !== null);
   const perEngine = (shard: number) => extraction.shards.find((each) => each.shard === shard);
   return (
     <section class="panel" aria-labelledby="engines-title">
       <div class="panel-head">
         <h2 id="engines-title">Engines</h2>
         <p class="quiet">
-          slowest first
-          {engines.some((engine) => engine.flops_share !== null) &&
-            "; of peak: the model's arithmetic against the cards' dense bf16 peak"}
+          {common && (
+            <>
+              on <bdi>{common}</bdi>,{" "}
+            </>
+          )}
+          slowest first{hasShare && "; of peak: the model's arithmetic against the card's dense bf16 peak"}
         </p>
       </div>
       <Scroll label="Table of engines">
@@ -64,7 +71,11 @@ export function Engines({ document: { engines, extraction } }: { document: Statu
           </thead>
           <tbody>
             {slowestFirst.map((engine) => (
-              <Row key={engine.shard} {...{ engine, fastest, anyGpu, own: perEngine(engine.shard) }} />
+              <Row
+                key={engine.shard}
+                device={common ? null : engine.device}
+                {...{ engine, fastest, anyGpu, own: perEngine(engine.shard) }}
+              />
             ))}
             {engines.length === 0 && (
               <tr>
@@ -82,12 +93,14 @@ export function Engines({ document: { engines, extraction } }: { document: Statu
 
 interface RowProps {
   engine: EngineStatus;
+  /** Where it is not the same for all. */
+  device: string | null;
   fastest: number;
   anyGpu: boolean;
   own: StatusDocument["extraction"]["shards"][number] | undefined;
 }
 
-function Row({ engine, fastest, anyGpu, own }: RowProps) {
+function Row({ engine, device, fastest, anyGpu, own }: RowProps) {
   const { gpu } = engine;
   const since = engine.last_commit_at
     ? `${duration((nowMs.value - Date.parse(engine.last_commit_at)) / 1_000)} ago`
@@ -96,7 +109,7 @@ function Row({ engine, fastest, anyGpu, own }: RowProps) {
     <>
       <tr>
         <th scope="row">
-          {engine.shard} <bdi class="quiet">{engine.device ?? engine.name}</bdi>
+          {engine.shard} <bdi class="quiet">{device ?? engine.name}</bdi>
         </th>
         <td>
           <span class={`chip engine-${engine.state}`}>{engine.state}</span>
