@@ -12,7 +12,8 @@ export interface StoredSample {
 export function readPacks(directory: string): Map<number, StoredSample> {
   const samples = new Map<number, StoredSample>();
   for (const entry of readdirSync(directory, { recursive: true, withFileTypes: true })) {
-    if (!entry.isFile()) continue;
+    // A kill may leave a temporary, which is no object.
+    if (!entry.isFile() || !entry.name.endsWith(".safetensors")) continue;
     const path = join(entry.parentPath, entry.name);
     const bytes = readFileSync(path);
     const { tensors } = parseHeader(bytes, path, bytes.length);
