@@ -348,7 +348,7 @@ describe("the child process", () => {
 });
 
 async function start(model: string, taps: number[], options: Record<string, number> = {}): Promise<Engine> {
-  return await startDirectory(join(MODELS, model), taps, options);
+  return startDirectory(join(MODELS, model), taps, options);
 }
 
 /** Ended after the test. */
