@@ -12,11 +12,11 @@ sys.path.insert(0, os.path.dirname(run_engine))
 import numpy as np
 import torch
 
-from forebay.engine import staging, writer
+from forebay.engine import staging
 from forebay.engine.main import main
 from forebay.engine.model import hooked
 
-run_to_taps, write_sample, forward = staging.run_to_taps, writer.write_sample, staging.Stager.forward
+run_to_taps, bits_of, forward = staging.run_to_taps, staging.bits_of, staging.Stager.forward
 #: The sequences of the forward in progress.
 current = []
 
@@ -67,7 +67,7 @@ def swapped_samples(model, ids, take):
 
 
 def changed_bits(change):
-    return lambda sample, bits, figures: write_sample(sample, change(bits), figures)
+    return lambda states: change(bits_of(states))
 
 
 def to_float16(bits):
@@ -78,9 +78,9 @@ match name:
     case "none":
         pass
     case "big-endian":
-        writer.write_sample = changed_bits(lambda bits: bits.byteswap())
+        staging.bits_of = changed_bits(lambda bits: bits.byteswap())
     case "float16":
-        writer.write_sample = changed_bits(to_float16)
+        staging.bits_of = changed_bits(to_float16)
     case _:
         staging.run_to_taps = {
             "off-by-one": off_by_one,
