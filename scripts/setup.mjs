@@ -5,7 +5,7 @@
 //   node scripts/setup.mjs --python    also the Python environment of the transformers engine, in .cache/venv
 import { spawnSync } from "node:child_process";
 import { createHash } from "node:crypto";
-import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { existsSync, lstatSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 
@@ -26,6 +26,10 @@ export const VENV_PYTHON = join(VENV_DIRECTORY, "bin/python");
 /** node_modules as package-lock.json says. Throws where npm fails: nothing works without them. */
 export function setupPackages() {
   if (packagesAreCurrent()) return;
+  // npm ci empties what a link leads to, and whoever else uses that is left without packages.
+  if (lstatSync(join(ROOT, "node_modules"), { throwIfNoEntry: false })?.isSymbolicLink()) {
+    throw new Error("node_modules is a link, and not as package-lock.json says: install where it leads, or remove it");
+  }
   console.error("setup: installing npm packages");
   run("npm", ["ci", "--no-audit", "--no-fund"]);
 }
