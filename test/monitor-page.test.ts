@@ -70,7 +70,7 @@ test("a run that knows nothing yet shows dashes, not zeros", async () => {
   expect(await page.getByTestId("state").textContent()).toBe("Starting");
   const answers = await page.locator(".answer .big").allTextContents();
   expect(answers).toEqual(["Starting", "–", "–"]);
-  expect(await page.locator(".answers").textContent()).toContain("measuring: 0 of 5 batches");
+  expect(await page.locator(".answers").textContent()).toContain("Measuring: 0 of 5 batches");
   expect(await page.locator("table.engines tbody").textContent()).toBe("No engine has started yet.");
   expect(complaints).toEqual([]);
 });
