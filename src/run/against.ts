@@ -12,7 +12,8 @@ type Shape = Pick<PackShape, "taps" | "hidden">;
 export interface TapAgreement {
   tap: number;
   ok: boolean;
-  /** |b - a| / |a| (L2 over the hidden axis) of the median and of the worst token. */
+  /** |b - a| / |a| (L2 over the hidden axis): over all tokens, of the median one, and of the worst. */
+  meanError: number;
   medianError: number;
   worstError: number;
   /** Of the median token. */
@@ -57,8 +58,9 @@ export function compareTap(
     tap,
     // A NaN is not below anything.
     ok: medianError <= MEDIAN_ERROR_MAX,
+    meanError: errors.reduce((sum, error) => sum + error, 0) / errors.length,
     medianError,
-    worstError: Math.max(...errors),
+    worstError: errors.reduce((worst, error) => Math.max(worst, error), 0),
     medianCosine: median(cosines),
   };
 }

@@ -8,7 +8,9 @@ import { afterAll, describe, expect, onTestFinished, test } from "vitest";
 import { silentLog } from "../../src/base/log.ts";
 import { Engine } from "../../src/engine/engine.ts";
 import { describeEngine } from "../support/engine-conformance.ts";
+import { compareRuns, extractGsm8k, tokenizeGsm8k } from "../support/gsm8k.ts";
 import { DEMO, FIXTURES, Machine } from "../support/program.ts";
+import { VENV_PYTHON } from "../support/transformers.ts";
 
 /** A real vLLM 0.32 on the CPU; scripts/setup-vllm.mjs installs it. */
 const ROOT = fileURLToPath(new URL("../..", import.meta.url));
@@ -135,6 +137,29 @@ describe("a real vLLM server", () => {
     const left = spawnSync("ps", ["-eo", "args"], { encoding: "utf8" }).stdout;
     expect(left).not.toContain("--served-model-name forebay --speculative_config");
   });
+});
+
+test("300 conversations through all three engines: each passes its gate, and they agree at every tap", async () => {
+  const machine = new Machine(CPU_ENV);
+  onTestFinished(() => machine.remove());
+  const dataset = await tokenizeGsm8k(machine);
+  const vllm = await extractGsm8k(machine, dataset, {
+    engine: "vllm",
+    flags: [
+      ...["--python", join(ROOT, ".cache/vllm/bin/python"), "--dtype", "float32"],
+      ...["--engine-env", `PYTHONPATH=${CPU_ENV.PYTHONPATH}`],
+    ],
+    serve: ["--serve", "--", ...CPU_ARGUMENTS],
+  });
+  const onnx = await extractGsm8k(machine, dataset, { engine: "onnx", flags: [] });
+  const flags = ["--python", VENV_PYTHON];
+  const transformers = await extractGsm8k(machine, dataset, { engine: "transformers", flags });
+  const agreement = [
+    ...compareRuns(onnx, transformers, "transformers against onnx"),
+    ...compareRuns(onnx, vllm, "vllm against onnx"),
+    ...compareRuns(transformers, vllm, "vllm against transformers"),
+  ];
+  expect(agreement.filter(({ ok }) => !ok)).toEqual([]);
 });
 
 async function freePort(): Promise<number> {
