@@ -28,7 +28,9 @@ export function setupPackages() {
   if (packagesAreCurrent()) return;
   // npm ci empties what a link leads to, and whoever else uses that is left without packages.
   if (lstatSync(join(ROOT, "node_modules"), { throwIfNoEntry: false })?.isSymbolicLink()) {
-    throw new Error("node_modules is a link, and not as package-lock.json says: install where it leads, or remove it");
+    throw new Error(
+      "node_modules is a link, and not as package-lock.json says: install where it leads, or remove it",
+    );
   }
   console.error("setup: installing npm packages");
   run("npm", ["ci", "--no-audit", "--no-fund"]);
