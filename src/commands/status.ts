@@ -5,12 +5,12 @@ import { FILES } from "../control/run-directory.ts";
 import type { Plan } from "../plan/plan.ts";
 import type { StatusDocument } from "../run/status.ts";
 import { type Io, printJson, SignalReceived, say } from "./io.ts";
-import { lost, withLost } from "./lost.ts";
+import { type LastWord, lastWordOf, newest, samePart } from "./last-word.ts";
 import { hasEnded, mergeParts, presentParts, type StoredAmounts } from "./merge-parts.ts";
 import { withStore } from "./open-store.ts";
 import { countText, progressBlock } from "./progress-lines.ts";
 import { type RunPlace, runPlace } from "./run-place.ts";
-import { type Standing, standingOf } from "./standing.ts";
+import { standingOf } from "./standing.ts";
 import { partLines, statusTable } from "./status-table.ts";
 import { readStoredStatus } from "./stored-status.ts";
 import type { Call, VerbSpec } from "./verb.ts";
@@ -75,10 +75,10 @@ async function look(call: Call, known: Plan | null): Promise<Found> {
   const directory = directoryOnly ?? place!.directory;
   const standing = await standingOf(directory);
   if (standing.live) return { ...one(standing.status!, "the living supervisor"), live: true, ended: false };
-  const here = standing.status && deadHere(standing);
+  const here = lastWordOf(standing);
   const isKept = standing.look.keeper?.alive === true;
   if (!place) {
-    if (here) return one(here, `the run directory ${directory}`, isKept);
+    if (here) return one(here.document, `the run directory ${directory}`, isKept);
     throw notARun(directory, [join(directory, FILES.supervisor), join(directory, FILES.status)]);
   }
   try {
@@ -86,7 +86,7 @@ async function look(call: Call, known: Plan | null): Promise<Found> {
   } catch (error) {
     if (!here || !(error instanceof RunError)) throw error;
     say(io, `the store cannot be asked (${describeError(error)}); this is the run directory's last word`);
-    return one(here, `the run directory ${directory}`, isKept);
+    return one(here.document, `the run directory ${directory}`, isKept);
   }
 }
 
@@ -100,29 +100,15 @@ function isOver(parts: readonly StatusDocument[], isKept: boolean): boolean {
   return !isKept && parts.every(({ run }) => hasEnded(run.state) || run.state === "lost");
 }
 
-/** The last word of a supervisor that is gone from this very machine: known at once, without waiting for intervals. */
-function deadHere({ status: document, look: directory }: Standing): StatusDocument | null {
-  if (!document) return null;
-  if (directory.supervisor?.alive) return document;
-  const keeper = directory.keeper;
-  const next = keeper?.alive ? `; its keeper is ${keeper.record.state}` : "";
-  return lost(document, `its process ${document.run.pid} on this machine is gone${next}`);
-}
-
 async function fromStore(
   place: RunPlace,
-  { here, isKept, known, io }: { here: StatusDocument | null; isKept: boolean; known: Plan | null; io: Io },
+  { here, isKept, known, io }: { here: LastWord | null; isKept: boolean; known: Plan | null; io: Io },
 ): Promise<Found> {
   const stored = await withStore(place.spec, io, (store) =>
     readStoredStatus(store, { known, signal: io.signal }),
   );
-  const all = stored.heartbeats.map((heartbeat) => {
-    const { document } = heartbeat;
-    // What this machine knows of its own part is newer than its last heartbeat.
-    const own = here && samePart(here, document) && here.generated_at >= document.generated_at;
-    return own ? here : withLost(heartbeat);
-  });
-  if (here && !all.some((part) => samePart(part, here))) all.push(here);
+  const all = stored.heartbeats.map((heartbeat) => newest(heartbeat, here));
+  if (here && !all.some((part) => samePart(part, here.document))) all.push(here.document);
   const { amounts, plan } = stored;
   if (all.length === 0 && !amounts) {
     throw notARun(place.address, [
@@ -135,10 +121,6 @@ async function fromStore(
   const parts = presentParts(all);
   const document = parts.length === 0 ? null : mergeParts(parts, amounts);
   return { document, parts, amounts, plan, live: false, ended: isOver(parts, isKept), source: "the store" };
-}
-
-function samePart(a: StatusDocument, b: StatusDocument): boolean {
-  return a.run.part.index === b.run.part.index && a.run.part.count === b.run.part.count;
 }
 
 function show(found: Found, io: Io, { again, watch }: { again: boolean; watch: boolean }): void {
