@@ -15,7 +15,7 @@ if (!name || !/^[a-z][a-z0-9-]*$/.test(name) || !existsSync(join(root, "bench", 
   console.error(`usage: npm run bench -- NAME\nbenches: ${names.join(", ") || "none yet"}`);
   process.exit(2);
 }
-build();
+await build();
 const { status } = spawnSync(process.execPath, [join(root, "bench", `${name}.mjs`), ...args], {
   cwd: root,
   stdio: "inherit",

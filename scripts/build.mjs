@@ -1,5 +1,6 @@
 #!/usr/bin/env node
-// Builds dist/ (tsc; it mirrors src/) and, where web/ has a page, dist/web (vite). Does nothing when no input changed.
+// Builds dist/ (tsc; it mirrors src/), dist/bundle (bundle.mjs) and, where web/ has a page, dist/web (vite). Does
+// nothing when no input changed.
 import { spawnSync } from "node:child_process";
 import { createHash } from "node:crypto";
 import {
@@ -18,14 +19,14 @@ import { fileURLToPath } from "node:url";
 export const ROOT = dirname(dirname(fileURLToPath(import.meta.url)));
 
 /** Brings dist/ up to date. Throws where the compiler or vite found an error. */
-export function build() {
-  buildProgram();
-  buildPage();
+export async function build() {
+  await buildProgram();
+  await buildPage();
 }
 
-function buildProgram() {
-  const inputs = ["src", "tsconfig.json", "package-lock.json"];
-  onceFor("dist/.program", inputs, () => {
+async function buildProgram() {
+  const inputs = ["src", "tsconfig.json", "package-lock.json", "scripts/bundle.mjs"];
+  await onceFor("dist/.program", inputs, async () => {
     dropOrphans();
     const tsc = join(ROOT, "node_modules/typescript/bin/tsc");
     run(process.execPath, [
@@ -36,13 +37,15 @@ function buildProgram() {
       "--tsBuildInfoFile",
       "dist/.tsbuildinfo",
     ]);
+    const { bundle } = await import("./bundle.mjs");
+    await bundle(ROOT);
     if (existsSync(join(ROOT, "dist/cli.js"))) chmodSync(join(ROOT, "dist/cli.js"), 0o755);
   });
 }
 
-function buildPage() {
+async function buildPage() {
   if (!existsSync(join(ROOT, "web/vite.config.ts"))) return;
-  onceFor("dist/.page", ["web", "package-lock.json"], () => {
+  await onceFor("dist/.page", ["web", "package-lock.json"], () => {
     const vite = join(ROOT, "node_modules/vite/bin/vite.js");
     run(process.execPath, [
       vite,
@@ -58,12 +61,12 @@ function buildPage() {
 }
 
 /** Runs `step` unless `stamp` says that it ran for exactly these inputs. */
-function onceFor(stamp, inputs, step) {
+async function onceFor(stamp, inputs, step) {
   const before = fingerprint(inputs);
   const path = join(ROOT, stamp);
   if (existsSync(path) && readFileSync(path, "utf8") === before) return;
   rmSync(path, { force: true });
-  step();
+  await step();
   mkdirSync(dirname(path), { recursive: true });
   writeFileSync(path, before);
 }
@@ -82,10 +85,10 @@ function fingerprint(inputs) {
 
 /** tsc never removes what it once wrote: a module deleted from src/ must not live on in dist/. */
 function dropOrphans() {
-  const page = join(ROOT, "dist/web");
+  const built = [join(ROOT, "dist/web"), join(ROOT, "dist/bundle")];
   for (const file of filesUnder(join(ROOT, "dist"))) {
     const match = /^(.*)\.js(\.map)?$/.exec(relative(join(ROOT, "dist"), file));
-    if (!match || file.startsWith(page)) continue;
+    if (!match || built.some((directory) => file.startsWith(directory))) continue;
     if (!existsSync(join(ROOT, "src", `${match[1]}.ts`))) {
       rmSync(file);
       rmSync(join(ROOT, "dist/.tsbuildinfo"), { force: true });
@@ -110,7 +113,7 @@ function run(command, args) {
 
 if (process.argv[1] === fileURLToPath(import.meta.url)) {
   try {
-    build();
+    await build();
   } catch (error) {
     console.error(error.message);
     process.exitCode = 1;

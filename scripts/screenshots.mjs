@@ -65,7 +65,7 @@ async function launch() {
 }
 
 async function withRealRun(use) {
-  build();
+  await build();
   const scratch = mkdtempSync(join(tmpdir(), "forebay-"));
   // The page shows the command that resumes the run: its paths should tell nothing about this machine.
   const model = join(scratch, "tiny-qwen3");

@@ -9,7 +9,7 @@ import { setupPackages } from "./setup.mjs";
 const root = dirname(dirname(fileURLToPath(import.meta.url)));
 try {
   setupPackages();
-  build();
+  await build();
 } catch (error) {
   console.error(`npm start: ${error.message}`);
   process.exit(1);

@@ -35,7 +35,7 @@ const { build } = await import("./build.mjs");
 
 const results = [];
 try {
-  build();
+  await build();
   if (vitestFilters.length > 0 || filters.length === 0) {
     results.push(runVitest(["unit", "system", ...(long ? ["long"] : [])]));
     // What holds a run's speed against itself wants the machine to itself.
