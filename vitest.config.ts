@@ -41,7 +41,15 @@ class SlowestFirst extends BaseSequencer {
 export default defineConfig({
   test: {
     projects: [
-      { test: { name: "unit", include: ["src/**/*.test.ts", "web/**/*.test.ts"], testTimeout: 30_000 } },
+      {
+        test: {
+          name: "unit",
+          include: ["src/**/*.test.ts", "web/**/*.test.ts"],
+          testTimeout: 30_000,
+          // A process a worker, not one a file: half of the time of a small file is loading what it tests.
+          isolate: false,
+        },
+      },
       {
         test: {
           name: "system",

@@ -1,7 +1,7 @@
 import { afterAll, beforeAll, expect, test } from "vitest";
-import { compareRuns, extractGsm8k, tokenizeGsm8k } from "./support/gsm8k.ts";
-import { Machine } from "./support/program.ts";
-import { VENV_PYTHON } from "./support/transformers.ts";
+import { compareRuns, extractGsm8k, tokenizeGsm8k } from "../support/gsm8k.ts";
+import { Machine } from "../support/program.ts";
+import { VENV_PYTHON } from "../support/transformers.ts";
 
 /** More than one fight with whatever else the machine does, and cost more time than they save. */
 const THREADS = ["--threads", "1"];
@@ -12,7 +12,7 @@ beforeAll(() => {
 });
 afterAll(() => machine?.remove());
 
-// The third engine, a real vLLM, joins in test/long/vllm-real.test.ts.
+// The third engine, a real vLLM, joins in vllm-real.test.ts.
 test("300 conversations through the onnx and the transformers engine: each passes its gate, and they agree at every tap", {
   timeout: 600_000,
 }, async () => {
