@@ -1,3 +1,5 @@
+import { spawn } from "node:child_process";
+import { once } from "node:events";
 import { afterAll, beforeAll, expect, test } from "vitest";
 import { mulberry32 } from "./support/chaos-proxy.ts";
 import {
@@ -12,7 +14,7 @@ import {
   spoolLeftovers,
   writeRows,
 } from "./support/kills.ts";
-import { Machine } from "./support/program.ts";
+import { isStillAlive, Machine } from "./support/program.ts";
 import { credentialEnv, makeBucket, type S3Server, s3Client } from "./support/servers.ts";
 import { sharedS3 } from "./support/shared-s3.ts";
 
@@ -30,6 +32,17 @@ beforeAll(async () => {
   writeRows(machine, ROWS, mulberry32(1));
 });
 afterAll(() => machine?.remove());
+
+test("an engine that lives on is seen, and a process that got its pid since is not taken for it", async () => {
+  const child = spawn("sleep", ["60"]);
+  const [before, now] = [new Date(Date.now() - 1_000), new Date(Date.now() + 1_000)].map((at) =>
+    at.toISOString(),
+  );
+  expect([isStillAlive(child.pid!, before!), isStillAlive(child.pid!, now!)]).toEqual([false, true]);
+  child.kill("SIGKILL");
+  await once(child, "exit");
+  expect(isStillAlive(child.pid!, now!)).toBe(false);
+});
 
 test(`${KILLS} seeded SIGKILLs in every phase lose no row, double none, change no byte`, {
   timeout: 400_000 + KILLS * 10_000,

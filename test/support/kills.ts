@@ -3,7 +3,7 @@ import { existsSync, readdirSync, readFileSync, statSync, writeFileSync } from "
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { GetObjectCommand, ListObjectsV2Command, type S3Client } from "@aws-sdk/client-s3";
-import { eventsOf, FIXTURES, isAlive, type Machine } from "./program.ts";
+import { eventsOf, FIXTURES, isStillAlive, type Machine } from "./program.ts";
 
 /** Where a supervisor can be killed (kill-at.mjs), by the phase of a batch's way. */
 export const KILL_POINTS = {
@@ -69,14 +69,14 @@ export async function killAt(
 
 /** Engines of killed supervisors that still live: none should, a moment after. */
 export async function orphanedEngines(subject: KillSubject, waitMs = 10_000): Promise<number[]> {
-  const pids = eventsOf(subject.machine.path("run"))
-    .filter(({ event }) => event === "engine.hello")
-    .map(({ pid }) => Number(pid));
+  const greeted = eventsOf(subject.machine.path("run")).filter(({ event }) => event === "engine.hello");
+  const living = () =>
+    greeted.flatMap(({ pid, at }) => (isStillAlive(Number(pid), String(at)) ? [Number(pid)] : []));
   for (let waited = 0; waited < waitMs; waited += 50) {
-    if (!pids.some(isAlive)) return [];
+    if (living().length === 0) return [];
     await new Promise((resolve) => setTimeout(resolve, 50));
   }
-  return pids.filter(isAlive);
+  return living();
 }
 
 /** What is left in the spool: should be nothing after a run that ended well. */

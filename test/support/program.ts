@@ -106,3 +106,17 @@ export function isAlive(pid: number): boolean {
     return false;
   }
 }
+
+/** As `isAlive`, for the process that had this pid at `at` (ISO 8601): after minutes of tests another one may have it. */
+export function isStillAlive(pid: number, at: string): boolean {
+  try {
+    const stat = readFileSync(`/proc/${pid}/stat`, "utf8");
+    const fields = stat.slice(stat.lastIndexOf(")") + 2).split(" ");
+    const uptimeS = Number(readFileSync("/proc/uptime", "utf8").split(" ")[0]);
+    // Field 22: its start since boot, in ticks of 10 ms.
+    const startedMs = Date.now() - (uptimeS - Number(fields[19]) / 100) * 1000;
+    return fields[0] !== "Z" && startedMs <= Date.parse(at);
+  } catch {
+    return false;
+  }
+}
