@@ -40,6 +40,8 @@ export interface SuperviseInput {
   kept: boolean;
   /** False where the caller has more to say about the result than the usual two lines. */
   sayResult?: boolean;
+  /** Settings and inputs were accepted: only now may they replace those of an earlier start. */
+  onAccepted?: () => void;
 }
 
 const HEARTBEAT_INTERVAL_S = 60;
@@ -150,6 +152,7 @@ export async function superviseOnce(input: SuperviseInput): Promise<ExtractResul
       ...clock,
       stop: stop.signal,
       stopExit: stop.exitCode,
+      onAccepted: input.onAccepted,
       onLive: (live) => {
         controls = live;
       },

@@ -85,6 +85,7 @@ export class Supervisor {
       const opened = await openRun(this.#options, this.#tools, this.#closers).catch((error: unknown) => {
         throw stillSafe(error, "nothing was written to the store or the spool");
       });
+      this.#tools.onAccepted?.();
       const ending = await this.#extract(opened);
       board.ended(ending.reason === null ? "done" : "stopped", ending.reason, ending.exit);
       return ending;
