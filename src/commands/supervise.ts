@@ -18,6 +18,7 @@ import {
 import { type Monitor, startMonitor } from "../monitor/monitor.ts";
 import { type GpuWatch, watchGpus } from "../monitor/nvidia-smi.ts";
 import { type ExtractResult, extract } from "../run/extract.ts";
+import { HEARTBEAT_INTERVAL_S } from "../run/heartbeat.ts";
 import type { LiveControls } from "../run/options.ts";
 import { StatusBoard } from "../run/status-board.ts";
 import { extractOptions } from "./extract-options.ts";
@@ -43,8 +44,6 @@ export interface SuperviseInput {
   /** Settings and inputs were accepted: only now may they replace those of an earlier start. */
   onAccepted?: () => void;
 }
-
-const HEARTBEAT_INTERVAL_S = 60;
 
 /**
  * One extraction in this process, with everything around it: event log, status file, control channel, page and

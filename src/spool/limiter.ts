@@ -1,6 +1,3 @@
-/** More connections than this are refused: one process cannot feed them. */
-export const UPLOADS_MAX = 1_000;
-
 export interface LimiterOptions {
   /** Where it begins. */
   start: number;

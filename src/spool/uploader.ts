@@ -1,6 +1,7 @@
 import { availableParallelism } from "node:os";
 import { fullJitterMs } from "../base/backoff.ts";
 import { describeError, EXIT, type ExitCode, RunError } from "../base/errors.ts";
+import { UPLOADS_MAX } from "../base/limits.ts";
 import type { Log } from "../base/log.ts";
 import type { PackExpectation } from "../pack/check.ts";
 import type { StoreErrorKind, StoreSpec, StoreTraits } from "../store/store.ts";
@@ -8,7 +9,7 @@ import { BufferPool } from "./buffer-pool.ts";
 import { type ErrorWire, fromWire, toWire } from "./error-wire.ts";
 import { bufferBytes, isStreamed } from "./file-body.ts";
 import { workerUrl } from "./files-client.ts";
-import { Limiter, UPLOADS_MAX } from "./limiter.ts";
+import { Limiter } from "./limiter.ts";
 import type { RequestSample } from "./metered-store.ts";
 import { describeDisk, type ReadyPack, type Spool } from "./spool.ts";
 import { StoreGate } from "./store-gate.ts";
@@ -25,7 +26,7 @@ export interface UploaderOptions {
   spool: Spool;
   spec: StoreSpec;
   traits: StoreTraits;
-  /** Connections: found by trying, or told. 1 to 1,000. */
+  /** Connections: found by trying, or told. 1 to `UPLOADS_MAX`. */
   uploads: Uploads;
   /** Memory for packs in flight over all threads, or for what is read of them; one larger pack travels alone. */
   inflightBytes: number;
