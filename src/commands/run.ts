@@ -66,8 +66,7 @@ async function startRun(call: Call, verb: "run" | "resume"): Promise<number> {
     requireTaps(settings);
   }
   refuseSecond(place);
-  const writeLaunch = () =>
-    writeRecord(join(place.directory, FILES.launch), launchRecord(call, verb, place));
+  const writeLaunch = () => writeRecord(join(place.directory, FILES.launch), launchRecord(call, verb, place));
   if (settings.values.detach) {
     const sinceMs = Date.now();
     makeRunDirectory(place.directory);

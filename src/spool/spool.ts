@@ -145,12 +145,6 @@ export class Spool {
     return new Reservation(this, await this.#budget.acquire(bytes, signal), bytes);
   }
 
-  /** As `reserve`, but null where it would have to wait. */
-  async tryReserve(bytes: number): Promise<Reservation | null> {
-    const claim = await this.#budget.tryAcquire(bytes);
-    return claim && new Reservation(this, claim, bytes);
-  }
-
   /** Files that were in ready/ at the start, once; who takes them checks each (recover.ts) before it is uploaded. */
   takeFound(): ReadyPack[] {
     const found = this.#found.map(({ batch }) => this.#ready.get(batch)!);
@@ -302,11 +296,6 @@ export class Reservation {
     this.#spool = spool;
     this.#claim = claim;
     this.bytes = bytes;
-  }
-
-  /** The part file now open to an engine, or null. */
-  get part(): string | null {
-    return this.#part;
   }
 
   /**
