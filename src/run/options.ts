@@ -2,7 +2,7 @@ import type { ExitCode } from "../base/errors.ts";
 import type { Log } from "../base/log.ts";
 import type { EngineCommand } from "../engine/child.ts";
 import type { EngineLimits } from "../engine/watchdog.ts";
-import type { Uploads } from "../spool/uploader.ts";
+import type { Uploads } from "../spool/limiter.ts";
 import type { StoreSpec } from "../store/store.ts";
 import type { Part } from "./lease.ts";
 import type { RunRequest } from "./prepare.ts";

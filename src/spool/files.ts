@@ -26,6 +26,7 @@ import { readExactlySync } from "../base/read-exactly.ts";
 import { checkPack, FILE_SLICE_BYTES, type PackExpectation } from "../pack/check.ts";
 import { finishPack, type PackContents } from "../pack/writer.ts";
 import { batchName } from "../store/keys.ts";
+import { isOutOfSpace } from "./disk-fault.ts";
 
 /** The spool's file calls, all synchronous: they run in worker threads, never on the main one. */
 
@@ -253,12 +254,6 @@ export function quarantine(options: { file: string; directory: string; suffix: s
 
 export function readyName(batch: number): string {
   return `${batchName(batch)}.safetensors`;
-}
-
-/** No room, no inodes (also ENOSPC) or no quota: it passes by itself once something is deleted. */
-export function isOutOfSpace(error: unknown): boolean {
-  const errno = errnoOf(error);
-  return errno === "ENOSPC" || errno === "EDQUOT";
 }
 
 function listFiles(directory: string, form: RegExp): SpoolFile[] {

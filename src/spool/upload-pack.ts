@@ -7,9 +7,9 @@ import { checkPack, FILE_SLICE_BYTES, OBJECT_SLICE_BYTES, type PackExpectation }
 import { packKey } from "../store/keys.ts";
 import { type BodySource, type Store, StoreError, type StoreTraits } from "../store/store.ts";
 import { verifyObject } from "../store/verify-object.ts";
+import { isOutOfSpace } from "./disk-fault.ts";
 import { type ErrorWire, toWire } from "./error-wire.ts";
 import { checkSize, FileBody, isStreamed, whySpoiled } from "./file-body.ts";
-import { isOutOfSpace } from "./files.ts";
 
 /** One attempt at one pack, as a worker thread is handed it. */
 export interface UploadJob {
