@@ -234,6 +234,36 @@ describe("a run on this machine", () => {
     expect((await forebay(["verify", "file:runs/a", "--deep"])).code).toBe(0);
   });
 
+  test("a run that is refused leaves what restart would start as it was; one that is accepted replaces it", async () => {
+    const args = runArgs("file:runs/a", DATASET, "--run-dir", "run-state");
+    const instead = (old: string, now: string) => args.map((arg) => (arg === old ? now : arg));
+    const file = join(directory, "run-state/launch.json");
+    const launch = () => JSON.parse(readFileSync(file, "utf8"));
+    const wrong = [
+      instead("1,3", "1,99"),
+      instead(MODEL, join(directory, "no-model")),
+      instead(DATASET, join(directory, "no-dataset")),
+      [...args, "--seed", "9"],
+    ];
+    const codes = async (runs: string[][]) => {
+      const found: (number | null)[] = [];
+      for (const words of runs) found.push((await forebay(words)).code);
+      return found;
+    };
+    expect(await codes(wrong.slice(0, 3))).toEqual([2, 78, 78]);
+    expect(existsSync(file)).toBe(false);
+
+    expect((await forebay(args)).code).toBe(0);
+    const good = launch();
+    expect(good).toMatchObject({ generation: 1, verb: "run", settings: { taps: { text: "1,3" } } });
+    expect(await codes(wrong)).toEqual([2, 78, 78, 4]);
+    expect(launch()).toEqual(good);
+
+    const more = await forebay([...args, "--engines", "2"]);
+    expect(more.code, more.stderr).toBe(0);
+    expect(launch()).toMatchObject({ generation: 2, settings: { engines: { text: "2" } } });
+  });
+
   test("Ctrl-C ends a run gracefully with 130, its --on-exit command hears that, and the same command goes on", async () => {
     const args = runArgs(
       "file:runs/long",

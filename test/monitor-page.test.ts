@@ -222,6 +222,29 @@ test("one cursor runs through all charts, by mouse and by keyboard", async () =>
   expect(await times.count()).toBe(0);
 });
 
+test("the axis of a chart that counts uploads has whole numbers only", async () => {
+  // Without a word about it, the steps of this one would be 2.5.
+  const { url } = await monitor({ s3: { inflight: 5, limit: 8 }, historyHours: 0 });
+  const { page } = await openRunPage(browser, url);
+  const canvas = page.locator(".chart", { hasText: "Uploads in flight" }).locator("canvas");
+  const drawn = await canvas.evaluate(
+    (element: HTMLCanvasElement) =>
+      new Promise<string[]>((resolve) => {
+        const context = element.getContext("2d")!;
+        const fillText = context.fillText.bind(context);
+        const texts: string[] = [];
+        context.fillText = (text, ...place) => {
+          // All of them are drawn at once.
+          if (texts.length === 0) setTimeout(() => resolve(texts));
+          texts.push(text);
+          fillText(text, ...place);
+        };
+      }),
+  );
+  const ticks = drawn.filter((text) => text !== "" && !text.includes(":"));
+  expect(ticks).toEqual(["0", "5"]);
+});
+
 test("the charts' figures stand in a table for who wants them there", async () => {
   const { url } = await monitor();
   const { page } = await openRunPage(browser, url);

@@ -79,6 +79,15 @@ function mountTmpfs(size: string): SmallDisk {
   return disk;
 }
 
+/** Asks for `bytes` until the disk, not the budget, refuses them, and gives up. */
+async function refusedByDisk(spool: Spool, bytes: number): Promise<void> {
+  const giveUp = new AbortController();
+  const asked = spool.reserve(bytes, giveUp.signal);
+  await expect.poll(() => spool.usage().paused).toContain("(--disk-floor)");
+  giveUp.abort(new Error("gave up"));
+  await expect(asked).rejects.toThrow("gave up");
+}
+
 describe("opening a spool", () => {
   it("makes a private directory and private files", async () => {
     const spool = await opened(join(root, "a/b/spool"));
@@ -188,14 +197,18 @@ describe("the budget on a real disk", () => {
     const first = await spool.reserve(bytes);
     const part = await first.createPart(0, 0);
     expect(statSync(part).size).toBe(bytes);
-    expect(await spool.tryReserve(40_960)).toBeNull();
+    let isGone = false;
+    const next = spool.reserve(40_000).then((reservation) => {
+      expect(isGone).toBe(true);
+      return reservation;
+    });
     writeStates(part, packOf(0));
     const ready = await first.finish(packOf(0).contents);
     expect([existsSync(part), readFileSync(ready.path).equals(packOf(0).bytes)]).toEqual([false, true]);
     await first.drop();
     expect(spool.usage()).toMatchObject({ bytes: onDisk(0), files: 1 });
-    const next = spool.reserve(40_000);
     rmSync(ready.path);
+    isGone = true;
     spool.evicted(0);
     await (await next).drop();
     expect(spool.usage()).toMatchObject({ bytes: 0, files: 0, waiting: { count: 0 } });
@@ -223,12 +236,12 @@ describe("the budget on a real disk", () => {
   it("grants what a small disk has, not what the budget allows", async () => {
     const { path: disk } = mountTmpfs("1m");
     const spool = await opened(join(disk, "spool"), { budgetBytes: 2 ** 30, floorBytes: 200_000 });
-    expect(await spool.tryReserve(900_000)).toBeNull();
-    const first = (await spool.tryReserve(600_000))!;
+    await refusedByDisk(spool, 900_000);
+    const first = await spool.reserve(600_000);
     // Nothing is written yet: statfs alone would promise the same bytes twice.
-    expect(await spool.tryReserve(600_000)).toBeNull();
+    await refusedByDisk(spool, 600_000);
     await first.drop();
-    expect(await spool.tryReserve(600_000)).not.toBeNull();
+    await (await spool.reserve(600_000)).drop();
   });
 
   it("when someone else fills the disk it pauses, and goes on by itself after", async () => {
@@ -241,15 +254,15 @@ describe("the budget on a real disk", () => {
     await reservation.drop();
     const over = spool.pauseUntilSpace(400_000);
     expect(spool.usage().paused).toBe("disk full");
-    let granted = false;
-    const next = spool.reserve(400_000).then((r) => {
-      granted = true;
-      return r;
-    });
-    expect(await spool.tryReserve(1)).toBeNull();
-    expect([granted, readdirSync(join(spool.directory, "parts"))]).toEqual([false, []]);
+    const order: string[] = [];
+    void over.then(() => order.push("space"));
+    // There would be room for this one.
+    const small = spool.reserve(1).then(() => order.push("small"));
+    const next = spool.reserve(400_000);
+    expect(readdirSync(join(spool.directory, "parts"))).toEqual([]);
     rmSync(join(disk, "hog"));
-    await over;
+    await Promise.all([over, small]);
+    expect(order).toEqual(["space", "small"]);
     const part2 = await (await next).createPart(0, 1);
     writeFileSync(part2, Buffer.alloc(400_000, 2));
     expect(spool.usage().paused).toBeNull();

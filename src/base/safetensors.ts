@@ -40,7 +40,7 @@ export interface SafetensorsHeader {
 }
 
 /** The format's own cap on the header (safetensors' MAX_HEADER_SIZE). */
-export const HEADER_BYTES_MAX = 100_000_000;
+const HEADER_BYTES_MAX = 100_000_000;
 
 /**
  * Reads the header length from the first 8 bytes of a file.

@@ -1,8 +1,9 @@
-import { closeSync, existsSync, fstatSync, openSync, readdirSync, readSync, statSync } from "node:fs";
+import { closeSync, existsSync, fstatSync, openSync, readdirSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { sleep } from "../base/backoff.ts";
 import { EXIT, RunError } from "../base/errors.ts";
 import { type LogEvent, plainText } from "../base/log.ts";
+import { readUpToSync } from "../base/read-exactly.ts";
 import { FILES } from "../control/run-directory.ts";
 import type { Io } from "./io.ts";
 import { eventLine } from "./progress.ts";
@@ -115,8 +116,7 @@ async function follow(path: string, from: number, show: (line: string) => void, 
 
 function readText(fd: number, startByte: number, endByte: number): string {
   const buffer = Buffer.alloc(endByte - startByte);
-  const bytes = readSync(fd, buffer, 0, buffer.length, startByte);
-  return buffer.subarray(0, bytes).toString("utf8");
+  return buffer.subarray(0, readUpToSync(fd, buffer, startByte)).toString("utf8");
 }
 
 function badCount(flag: string, found: string): RunError {

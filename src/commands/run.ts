@@ -66,13 +66,16 @@ async function startRun(call: Call, verb: "run" | "resume"): Promise<number> {
     requireTaps(settings);
   }
   refuseSecond(place);
-  const sinceMs = Date.now();
-  makeRunDirectory(place.directory);
-  writeRecord(join(place.directory, FILES.launch), launchRecord(call, verb, place));
-  if (settings.values.detach) return goDetached({ io, place, json, sinceMs, startKeeper: true });
+  const writeLaunch = () => writeRecord(join(place.directory, FILES.launch), launchRecord(call, verb, place));
+  if (settings.values.detach) {
+    const sinceMs = Date.now();
+    makeRunDirectory(place.directory);
+    writeLaunch();
+    return goDetached({ io, place, json, sinceMs, startKeeper: true });
+  }
   // Loaded only here: engines, uploads and the page are much to read for a verb that only looks.
   const { supervise } = await import("./supervise.ts");
-  return supervise({ io, verb, place, settings, json, kept: false });
+  return supervise({ io, verb, place, settings, json, kept: false, onAccepted: writeLaunch });
 }
 
 function launchRecord(call: Call, verb: "run" | "resume", place: RunPlace): LaunchRecord {

@@ -18,6 +18,7 @@ import {
 import { type Monitor, startMonitor } from "../monitor/monitor.ts";
 import { type GpuWatch, watchGpus } from "../monitor/nvidia-smi.ts";
 import { type ExtractResult, extract } from "../run/extract.ts";
+import { HEARTBEAT_INTERVAL_S } from "../run/heartbeat.ts";
 import type { LiveControls } from "../run/options.ts";
 import { StatusBoard } from "../run/status-board.ts";
 import { extractOptions } from "./extract-options.ts";
@@ -40,9 +41,9 @@ export interface SuperviseInput {
   kept: boolean;
   /** False where the caller has more to say about the result than the usual two lines. */
   sayResult?: boolean;
+  /** Settings and inputs were accepted: only now may they replace those of an earlier start. */
+  onAccepted?: () => void;
 }
-
-const HEARTBEAT_INTERVAL_S = 60;
 
 /**
  * One extraction in this process, with everything around it: event log, status file, control channel, page and
@@ -150,6 +151,7 @@ export async function superviseOnce(input: SuperviseInput): Promise<ExtractResul
       ...clock,
       stop: stop.signal,
       stopExit: stop.exitCode,
+      onAccepted: input.onAccepted,
       onLive: (live) => {
         controls = live;
       },

@@ -1,6 +1,7 @@
 import { isAbsolute, resolve } from "node:path";
 import { parseBytes } from "../base/bytes.ts";
 import { EXIT, RunError } from "../base/errors.ts";
+import { UPLOADS_MAX } from "../base/limits.ts";
 
 /**
  * What a setting's text means. `parse` gets the text (or the texts, where the setting may be repeated), what to
@@ -206,12 +207,12 @@ export const partOf: Kind<{ index: number; count: number }> = {
   show: ({ index, count }) => `${index}/${count}`,
 };
 
-/** "auto", or a whole number in [1, 1000]. */
-export const autoOr1000: Kind<"auto" | number> = {
+/** "auto", or a whole number in [1, UPLOADS_MAX]. */
+export const autoOrUploads: Kind<"auto" | number> = {
   placeholder: "<auto|n>",
   parse(value, what) {
     if (value === "auto") return "auto";
-    return readWhole(value, what, 1, 1_000, "auto, or a whole number from 1 to 1000");
+    return readWhole(value, what, 1, UPLOADS_MAX, `auto, or a whole number from 1 to ${UPLOADS_MAX}`);
   },
 };
 

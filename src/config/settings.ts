@@ -1,7 +1,7 @@
 import {
   amount,
   assignment,
-  autoOr1000,
+  autoOrUploads,
   choice,
   duration,
   type Kind,
@@ -227,7 +227,7 @@ export const SETTINGS = {
   }),
   diskFloorBytes: spool.one("disk-floor", size, 2 ** 30, "free disk that is always left"),
 
-  uploads: upload.one("uploads", autoOr1000, "auto", "connections to the store; auto finds the number", {
+  uploads: upload.one("uploads", autoOrUploads, "auto", "connections to the store; auto finds the number", {
     verbs: START,
   }),
   inflightBytes: upload.maybe(

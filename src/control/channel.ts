@@ -2,6 +2,7 @@ import { randomBytes, timingSafeEqual } from "node:crypto";
 import { connect, createServer, type Socket } from "node:net";
 import { z } from "zod";
 import { describeError, EXIT, RunError } from "../base/errors.ts";
+import { UPLOADS_MAX } from "../base/limits.ts";
 
 /**
  * The control channel of a living supervisor: newline JSON over an abstract unix socket, which Linux drops with the
@@ -17,7 +18,7 @@ const IDLE_MS_MAX = 10_000;
 const CONNECTIONS_MAX = 32;
 
 export const UploadSettings = z.strictObject({
-  uploads: z.union([z.literal("auto"), z.number().int().min(1).max(1_000)]).optional(),
+  uploads: z.union([z.literal("auto"), z.number().int().min(1).max(UPLOADS_MAX)]).optional(),
   inflightBytes: z.number().int().positive().optional(),
 });
 export type UploadSettings = z.infer<typeof UploadSettings>;

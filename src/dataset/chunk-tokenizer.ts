@@ -59,10 +59,6 @@ export class ChunkTokenizer {
     this.#tokenizer.disablePadding();
   }
 
-  get hasGenerationTags(): boolean {
-    return this.#template.hasGenerationTags;
-  }
-
   async tokenize(chunk: ConversationChunk): Promise<TokenChunk> {
     const texts: SupervisedText[] = [];
     const refused: TokenChunk["refused"] = [];

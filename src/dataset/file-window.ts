@@ -2,6 +2,7 @@ import { constants, type Stats } from "node:fs";
 import { type FileHandle, open } from "node:fs/promises";
 import { EXIT, errnoOf } from "../base/errors.ts";
 import { ioBuffer } from "../base/io-buffer.ts";
+import { readExactly } from "../base/read-exactly.ts";
 import { badDataset, type SourceFile } from "./rows.ts";
 
 /**
@@ -90,12 +91,9 @@ export class FileWindow {
   }
 
   async #fill(into: Uint8Array, position: number): Promise<void> {
-    for (let done = 0; done < into.length; ) {
-      const { bytesRead } = await this.#handle.read(into, done, into.length - done, position + done);
-      if (bytesRead === 0)
-        throw cutFile(this.path, `ends at byte ${position + done} while it was being read`);
-      done += bytesRead;
-    }
+    const { path } = this;
+    const cut = (endByte: number) => cutFile(path, `ends at byte ${endByte} while it was being read`);
+    await readExactly(this.#handle, into, { startByte: position, path, cut });
   }
 }
 

@@ -1,10 +1,11 @@
 import { createHash, randomBytes } from "node:crypto";
-import { closeSync, fsyncSync, openSync, readSync, renameSync, rmSync } from "node:fs";
+import { closeSync, fsyncSync, openSync, renameSync, rmSync } from "node:fs";
 import { dirname } from "node:path";
 import { crc32 } from "node:zlib";
 import { crc32c } from "../base/checksum.ts";
 import { EXIT, errnoOf, RunError } from "../base/errors.ts";
 import { fsyncDirectory, writeAllSync } from "../base/publish.ts";
+import { readUpToSync } from "../base/read-exactly.ts";
 import { buildHeader, type TensorSpec } from "../base/safetensors.ts";
 import { badDataset, type RowBatch, type RowSource } from "./rows.ts";
 import { contentHash, ROWS_FORMAT, type RowsFileInfo } from "./rows-file-format.ts";
@@ -302,12 +303,7 @@ class TemporaryFile {
     this.#flush();
     const buffer = new Uint8Array(4 * BUFFER_BYTES);
     for (let position = 0; ; ) {
-      let filled = 0;
-      while (filled < buffer.length) {
-        const read = readSync(this.#fd, buffer, filled, buffer.length - filled, position + filled);
-        if (read === 0) break;
-        filled += read;
-      }
+      const filled = readUpToSync(this.#fd, buffer, position);
       if (filled === 0) return;
       yield buffer.subarray(0, filled);
       position += filled;

@@ -1,6 +1,7 @@
 import { createHash } from "node:crypto";
-import { closeSync, fstatSync, openSync, readSync } from "node:fs";
+import { closeSync, fstatSync, openSync } from "node:fs";
 import { EXIT, RunError } from "../base/errors.ts";
+import { readExactlySync } from "../base/read-exactly.ts";
 import { headerLength, parseHeader, type SafetensorsHeader, type TensorEntry } from "../base/safetensors.ts";
 import { contentHash, ROWS_FORMAT, type RowsFileInfo } from "./rows-file-format.ts";
 
@@ -207,13 +208,8 @@ function tensor(
 
 /** `length` bytes in memory of their own. */
 function readAt(fd: number, position: number, length: number, path: string): Uint8Array {
-  const bytes = new Uint8Array(length);
-  for (let done = 0; done < length; ) {
-    const read = readSync(fd, bytes, done, length - done, position + done);
-    if (read === 0) throw bad(path, `ends at byte ${position + done}, expected ${position + length}`);
-    done += read;
-  }
-  return bytes;
+  const cut = (endByte: number) => bad(path, `ends at byte ${endByte}, expected ${position + length}`);
+  return readExactlySync(fd, new Uint8Array(length), { startByte: position, path, cut });
 }
 
 function bad(path: string, message: string): RunError {

@@ -1,4 +1,5 @@
 import { open } from "node:fs/promises";
+import { readUpTo } from "../base/read-exactly.ts";
 import type { StatesShape } from "./check-states.ts";
 import type { ExtractSample } from "./protocol.ts";
 
@@ -28,13 +29,12 @@ export function chooseCanary(samples: readonly ExtractSample[]): ExtractSample |
   );
 }
 
-/** Reads the states of one sample: bf16 [tokens, taps, hidden] as bytes. */
+/** Reads the states of one sample: bf16 [tokens, taps, hidden] as bytes; fewer where the file ends. */
 export async function readStatesBytes(file: string, offset: number, bytes: number): Promise<Buffer> {
   const handle = await open(file, "r");
   try {
     const buffer = Buffer.alloc(bytes);
-    const { bytesRead } = await handle.read(buffer, 0, bytes, offset);
-    return buffer.subarray(0, bytesRead);
+    return buffer.subarray(0, await readUpTo(handle, buffer, offset));
   } finally {
     await handle.close();
   }

@@ -53,7 +53,7 @@ export const CheckRequest = z.object({
   samples: z.array(ExtractSample).min(1),
 });
 
-export const ShutdownRequest = z.object({ type: z.literal("shutdown") });
+const ShutdownRequest = z.object({ type: z.literal("shutdown") });
 
 export const Request = z.discriminatedUnion("type", [
   LoadRequest,
@@ -165,12 +165,12 @@ export const CheckResult = z.object({
 export const Checked = z.object({ type: z.literal("checked"), id: count, results: z.array(CheckResult) });
 
 /** Every 5 s, from a thread that does not compute. */
-export const Alive = z.object({
+const Alive = z.object({
   type: z.literal("alive"),
   stage: z.enum(["import", "load", "extract", "idle"]),
 });
 
-export const Bye = z.object({ type: z.literal("bye") });
+const Bye = z.object({ type: z.literal("bye") });
 
 export const Answer = z.discriminatedUnion("type", [
   Hello,

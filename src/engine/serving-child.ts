@@ -2,7 +2,7 @@ import { Socket } from "node:net";
 import { LineReader } from "./lines.ts";
 import { type Answer, LINE_BYTES_MAX, Request } from "./protocol.ts";
 
-export type WorkRequest = Exclude<Request, { type: "shutdown" }>;
+type WorkRequest = Exclude<Request, { type: "shutdown" }>;
 type Hello = Extract<Answer, { type: "hello" }>;
 type Stage = Extract<Answer, { type: "alive" }>["stage"];
 

@@ -6,7 +6,7 @@ import { EXIT, RunError } from "../base/errors.ts";
  * `hf` (Hugging Face `output_hidden_states`): 0 = embeddings, i = out(i-1); index N is AFTER the final norm.
  * `vllm` (vLLM and speculators): 0 = embeddings, i = out(i-1); id N is BEFORE the final norm.
  */
-export const NUMBERINGS = ["forebay", "hf", "vllm"] as const;
+const NUMBERINGS = ["forebay", "hf", "vllm"] as const;
 export type Numbering = (typeof NUMBERINGS)[number];
 
 /** The taps of a run in every numbering, as packs and run.json record them. */

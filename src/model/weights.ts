@@ -1,7 +1,8 @@
-import { closeSync, existsSync, fstatSync, openSync, readdirSync, readFileSync, readSync } from "node:fs";
+import { closeSync, existsSync, fstatSync, openSync, readdirSync, readFileSync } from "node:fs";
 import { basename, join } from "node:path";
 import { z } from "zod";
 import { EXIT, errnoOf, RunError } from "../base/errors.ts";
+import { readExactlySync } from "../base/read-exactly.ts";
 import { type Dtype, headerLength, parseHeader, type SafetensorsHeader } from "../base/safetensors.ts";
 
 /** Where one tensor of a model lies. */
@@ -95,23 +96,13 @@ function readShard(file: string, shards: number): SafetensorsHeader {
   }
   try {
     const fileBytes = fstatSync(fd).size;
-    const headerBytes = 8 + headerLength(readUpTo(fd, 8), file, fileBytes);
-    return parseHeader(readUpTo(fd, headerBytes), file, fileBytes);
+    const start = (bytes: number) => readExactlySync(fd, Buffer.alloc(bytes), { startByte: 0, path: file });
+    // Checked against the file's size, so that a lying header cannot make the next line allocate.
+    const length = headerLength(start(Math.min(8, fileBytes)), file, fileBytes);
+    return parseHeader(start(8 + length), file, fileBytes);
   } finally {
     closeSync(fd);
   }
-}
-
-/** `bytes` was checked against the file's size, so a lying header cannot make this allocate. */
-function readUpTo(fd: number, bytes: number): Buffer {
-  const buffer = Buffer.alloc(bytes);
-  let filled = 0;
-  while (filled < bytes) {
-    const read = readSync(fd, buffer, filled, bytes - filled, filled);
-    if (read === 0) break;
-    filled += read;
-  }
-  return buffer.subarray(0, filled);
 }
 
 function readIndex(path: string): Map<string, string> {

@@ -1,7 +1,7 @@
 import { roundUp } from "../base/bytes.ts";
 
 /** One sample as a batch names it. */
-export interface BatchSample {
+interface BatchSample {
   /** The dataset row index: the sample's id everywhere. */
   row: number;
   /** Tokens after the plan's truncation, >= 1. */

@@ -27,7 +27,7 @@ export interface PackContents {
 }
 
 /** Bytes to write at `byte` of the object, or `zeroBytes` zeros where `bytes` is null. */
-export type PackPiece = { byte: number; bytes: Buffer } | { byte: number; bytes: null; zeroBytes: number };
+type PackPiece = { byte: number; bytes: Buffer } | { byte: number; bytes: null; zeroBytes: number };
 
 export interface FinishedPack {
   /** All that the engine did not write: the header, each sample's ids and mask, zeros over each skipped sample. */

@@ -25,7 +25,7 @@ export interface AuditOptions {
   signal?: AbortSignal;
 }
 
-export interface AuditFault {
+interface AuditFault {
   key: string;
   message: string;
 }

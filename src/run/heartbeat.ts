@@ -5,6 +5,8 @@ import type { Store } from "../store/store.ts";
 import { type Part, putHeartbeat } from "./lease.ts";
 import type { RunState, StatusDocument } from "./status.ts";
 
+/** How often a run tells the store that it lives; the document says so, for who judges by it whether it is lost. */
+export const HEARTBEAT_INTERVAL_S = 60;
 /** A heartbeat may fail for long without harm; one that hangs may not hold up the next. */
 const PUT_MS_MAX = 20_000;
 /** A process that is to end does not wait for a silent store as long as a living one. */

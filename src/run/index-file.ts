@@ -7,7 +7,7 @@ import { batchCount, batchOf, type Plan } from "../plan/plan.ts";
 import { INDEX_FILE, packKey } from "../store/keys.ts";
 import type { Store } from "../store/store.ts";
 
-export const INDEX_FORMAT = "forebay-index-1";
+const INDEX_FORMAT = "forebay-index-1";
 
 /**
  * Puts index.safetensors once every batch is committed, from the packs' own headers: one small range request a pack.

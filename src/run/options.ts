@@ -2,7 +2,7 @@ import type { ExitCode } from "../base/errors.ts";
 import type { Log } from "../base/log.ts";
 import type { EngineCommand } from "../engine/child.ts";
 import type { EngineLimits } from "../engine/watchdog.ts";
-import type { Uploads } from "../spool/uploader.ts";
+import type { Uploads } from "../spool/limiter.ts";
 import type { StoreSpec } from "../store/store.ts";
 import type { Part } from "./lease.ts";
 import type { RunRequest } from "./prepare.ts";
@@ -58,6 +58,8 @@ export interface ExtractTools {
   /** Aborting it stops gracefully: nothing is lost, exit 143 or 130 as `stopExit` says. */
   stop: AbortSignal;
   stopExit: () => ExitCode;
+  /** Called once when settings and inputs were accepted and the spool is ours, before anything is computed. */
+  onAccepted?: () => void;
   /** Called once when there is something to control: `set` and `stop` of the living run. */
   onLive?: (controls: LiveControls) => void;
   /** Every second, and once at the end with the final document. */

@@ -1,3 +1,4 @@
+import { UPLOADS_MAX } from "../base/limits.ts";
 import type { Stage } from "../base/stage.ts";
 import type { Fleet } from "../engine/fleet.ts";
 import type { Spool } from "../spool/spool.ts";
@@ -20,7 +21,6 @@ export interface BoardSources {
 }
 
 const RATE_WINDOW_S = 30;
-const UPLOADS_CEILING = 1_000;
 
 /** The five stages from compute to verify as they are now, and the verdict which of them limits the run. */
 export class Pipeline {
@@ -110,7 +110,7 @@ export class Pipeline {
         inflight: stats.inflight,
         limit: stats.limit,
         auto: stats.uploads === "auto",
-        ceiling: UPLOADS_CEILING,
+        ceiling: UPLOADS_MAX,
         requests: stats.requests.reduce((sum, { op, count }) => sum + (op === "put" ? count : 0), 0),
         throttled: stats.throttled,
         mbPerS: this.rates.uploaded.perSecond() / 1e6,

@@ -1,11 +1,12 @@
 import { constants } from "node:buffer";
 import { createHash } from "node:crypto";
-import { closeSync, fstatSync, openSync, readFileSync, readSync, statSync } from "node:fs";
+import { closeSync, fstatSync, openSync, statSync } from "node:fs";
 import { basename } from "node:path";
 import { formatBytes } from "../base/bytes.ts";
 import { crc32c } from "../base/checksum.ts";
 import { EXIT, RunError } from "../base/errors.ts";
 import { ioBuffer } from "../base/io-buffer.ts";
+import { readExactlySync } from "../base/read-exactly.ts";
 import { planTotals } from "../plan/plan.ts";
 import { attachmentKey, planKey, rowsKey } from "../store/keys.ts";
 import { type RetryOptions, withRetries } from "../store/retry.ts";
@@ -16,8 +17,6 @@ import { publishRunRecord, type RunRecord, runIdOf } from "./record.ts";
 
 /** S3's bound on one PUT, and Node's on one buffer (4 GiB in Node 20), with room for how ours begins. */
 const OBJECT_BYTES_MAX = Math.min(5 * 2 ** 30, constants.MAX_LENGTH - 4096);
-/** Node's fs calls take less than 2 GiB at a time. */
-const READ_BYTES = 2 ** 30;
 
 export interface PublishOptions {
   spec: StoreSpec;
@@ -134,15 +133,7 @@ async function putOnce(store: Store, key: string, body: Buffer, options: Publish
 function readWhole(path: string): Buffer {
   const fd = openSync(path, "r");
   try {
-    const { size } = fstatSync(fd);
-    if (size < READ_BYTES) return readFileSync(fd);
-    const whole = ioBuffer(size);
-    for (let at = 0; at < size; ) {
-      const read = readSync(fd, whole, at, Math.min(READ_BYTES, size - at), at);
-      if (read === 0) throw new Error(`${path} shrank while it was read`);
-      at += read;
-    }
-    return whole;
+    return readExactlySync(fd, ioBuffer(fstatSync(fd).size), { startByte: 0, path });
   } finally {
     closeSync(fd);
   }

@@ -130,7 +130,7 @@ export function assertSameIdentity(here: Identity, there: RunRecord, address: st
 }
 
 /** One line a field that differs: what is stored, what was asked. */
-export function identityDifferences(here: Identity, there: Identity): string[] {
+function identityDifferences(here: Identity, there: Identity): string[] {
   const names: Record<keyof Identity, string> = {
     weights: "model weights",
     config: "model config.json",

@@ -9,7 +9,7 @@ export interface SkippedRow {
 }
 
 /** `skips/<batch>.json`: rows of a batch that no engine could do, with their whole reasons. */
-export const SkipsFile = z.object({
+const SkipsFile = z.object({
   format: z.literal("forebay-skips-1"),
   run_id: z.string(),
   batch: z.number().int().nonnegative(),

@@ -1,35 +1,17 @@
 import type { LogEvent } from "../base/log.ts";
 import { type ForwardCost, flopsPerToken } from "../model/forward-cost.ts";
-import type { Spool } from "../spool/spool.ts";
-import type { Uploader } from "../spool/uploader.ts";
-import { engineSecondsLost } from "./bottleneck.ts";
-import type { Part } from "./lease.ts";
+import type { SpoolUsage } from "../spool/spool.ts";
+import type { UploaderStats } from "../spool/uploader.ts";
 import { type BoardSources, Pipeline } from "./pipeline.ts";
 import { Rate } from "./rate.ts";
 import { RecentShare } from "./recent-share.ts";
 import { type Health, RunCourse } from "./run-course.ts";
 import { RunEta } from "./run-eta.ts";
 import { ShardTally } from "./shard-tally.ts";
-import { alertsOf, type StateFacts } from "./state.ts";
+import type { StateFacts } from "./state.ts";
 import type { Bottleneck, EngineStatus, RunCounters, StatusDocument, StatusSource } from "./status.ts";
+import { type BoardFacts, statusDocument } from "./status-document.ts";
 import type { Amount, Tally } from "./tally.ts";
-
-/** What never changes while this process lives. */
-export interface BoardFacts {
-  appVersion: string;
-  address: string;
-  name: string;
-  part: Part;
-  host: string;
-  pid: number;
-  runDirectory: string;
-  spoolDirectory: string;
-  spoolBudgetBytes: number;
-  resumeCommand: string;
-  settings: StatusDocument["run"]["settings"];
-  heartbeatIntervalS: number;
-  price: { currency: string; perHour: number } | null;
-}
 
 const EVENTS_TAIL = 100;
 export const SKIPPED_TAIL = 200;
@@ -183,124 +165,44 @@ export class StatusBoard implements StatusSource {
   }
 
   snapshot(): StatusDocument {
-    const facts = this.#facts;
     const sources = this.#sources;
-    const tally = this.#tally;
     const usage = sources?.spool.usage() ?? null;
     const stats = sources?.uploader.stats() ?? null;
     const engines = this.#engines();
-    const stages = this.#pipeline?.stages() ?? [];
     const at = this.#iso();
     const course = this.#course.judge(this.#health(engines, usage, stats), this.#enginesAt(engines), at);
-    const eta = this.#estimate(course.phase);
-    const elapsedH = (this.#wallMs() - Date.parse(this.#startedAt)) / 3_600_000;
-    return this.#withGpus({
-      schema_version: 1,
-      app_version: facts.appVersion,
-      generated_at: at,
-      heartbeat_at: at,
-      heartbeat_interval_s: facts.heartbeatIntervalS,
-      run: {
-        id: this.#runId?.slice(0, 16) ?? "",
-        name: facts.name,
-        address: facts.address,
-        part: facts.part,
-        state: course.state,
-        phase: course.phase,
-        state_since: course.since,
-        reason: course.reason,
-        action: course.action,
-        host: facts.host,
-        pid: facts.pid,
-        started_at: this.#startedAt,
-        resumed_from: tally && tally.resumedFrom.batches > 0 ? tally.resumedFrom : null,
-        page_url: this.#pageUrl,
-        run_directory: facts.runDirectory,
-        resume_command: facts.resumeCommand,
-        exit_code: this.#exitCode,
-        settings: facts.settings,
+    const document = statusDocument({
+      facts: this.#facts,
+      at,
+      startedAt: this.#startedAt,
+      elapsedS: (this.#wallMs() - Date.parse(this.#startedAt)) / 1000,
+      pageUrl: this.#pageUrl,
+      runId: this.#runId,
+      course,
+      exitCode: this.#exitCode,
+      tally: this.#tally,
+      shards: this.#shards,
+      rates: {
+        samples: this.#rates.samples.perSecond(),
+        tokens: this.#rates.tokens.perSecond(),
+        uploadedBytes: this.#pipeline?.rates.uploaded.perSecond() ?? 0,
       },
-      extraction: {
-        total_processed: tally?.committed.samples ?? 0,
-        total: tally?.total.samples ?? 0,
-        agg_rate: this.#rates.samples.perSecond(),
-        eta_hours: eta.p50_s === null ? null : eta.p50_s / 3600,
-        eta,
-        hs_local: usage?.files ?? 0,
-        shards: engines.map(({ shard }) => {
-          const work = this.#shards.of(shard);
-          return {
-            shard,
-            processed: work.samples,
-            total: tally?.total.samples ?? 0,
-            rate_per_sec: work.samplesRate.perSecond(),
-            batch: work.batches,
-            total_batches: tally?.total.batches ?? 0,
-          };
-        }),
-        tokens: {
-          done: tally?.committed.tokens ?? 0,
-          uploaded: tally?.at.uploaded.tokens ?? 0,
-          spooled: tally?.at.ready.tokens ?? 0,
-          in_engine: tally?.at.engine.tokens ?? 0,
-          total: tally?.total.tokens ?? 0,
-          rate: this.#rates.tokens.perSecond(),
-        },
-        batches: {
-          committed: tally?.committed.batches ?? 0,
-          total: tally?.total.batches ?? 0,
-          in_flight: tally ? tally.at.engine.batches + tally.at.ready.batches + tally.at.uploaded.batches : 0,
-        },
-        bytes: {
-          produced: this.#produced,
-          uploaded: stats?.uploadedBytes ?? 0,
-          verified: tally?.committed.bytes ?? 0,
-          total: tally?.total.bytes ?? 0,
-        },
-        skipped: this.skippedCount,
-        skipped_rows: this.#skippedTail(),
-        failed: 0,
-        last_commit_at: this.#lastCommitAt,
-        flops_per_token: this.#flopsPerToken(),
-      },
+      eta: this.#estimate(course.phase),
+      producedBytes: this.#produced,
+      skipped: this.skippedCount,
+      skippedTail: this.#skippedTail(),
+      lastCommitAt: this.#lastCommitAt,
+      flopsPerToken: this.#flopsPerToken(),
       engines,
-      stages,
+      stages: this.#pipeline?.stages() ?? [],
       bottleneck: this.#verdict(engines.length),
-      engine_seconds_lost: engineSecondsLost(stages),
-      spool: {
-        directory: facts.spoolDirectory,
-        bytes: usage?.bytes ?? 0,
-        budget_bytes: usage?.budgetBytes ?? facts.spoolBudgetBytes,
-        files: usage?.files ?? 0,
-        disk_free_bytes: usage?.diskFreeBytes ?? null,
-        volatile: usage?.volatile ?? false,
-        quarantined: usage?.quarantined ?? 0,
-      },
-      s3: {
-        inflight: stats?.inflight ?? 0,
-        limit: stats?.limit ?? 0,
-        mb_per_s: (this.#pipeline?.rates.uploaded.perSecond() ?? 0) / 1e6,
-        p50_ms: stats?.putP50Ms ?? null,
-        p95_ms: stats?.putP95Ms ?? null,
-        retries: stats?.retries ?? 0,
-        throttled: stats?.throttled ?? 0,
-        lost_responses: stats?.lostResponses ?? 0,
-        publish_mode: sources?.traits.publish ?? null,
-        verify_mode: sources?.traits.verify ?? null,
-        verify_failures: stats?.verifyFailures ?? 0,
-        notes: sources?.traits.notes ?? [],
-      },
-      money: facts.price && {
-        currency: facts.price.currency,
-        per_hour: facts.price.perHour,
-        so_far: elapsedH * facts.price.perHour,
-        to_go: eta.p50_s === null ? null : (eta.p50_s / 3600) * facts.price.perHour,
-      },
+      usage,
+      stats,
+      traits: sources?.traits ?? null,
       gate: this.#gate,
-      training: null,
-      alerts: alertsOf(course, { volatile: usage?.volatile ?? false }),
-      events_tail: [...this.#events],
+      events: [...this.#events],
     });
+    return this.#withGpus(document);
   }
 
   counters(): RunCounters {
@@ -354,11 +256,7 @@ export class StatusBoard implements StatusSource {
     return this.#eta?.estimate(this.#wallMs()) ?? unknown;
   }
 
-  #health(
-    engines: readonly EngineStatus[],
-    usage: ReturnType<Spool["usage"]> | null,
-    stats: ReturnType<Uploader["stats"]> | null,
-  ): Health {
+  #health(engines: readonly EngineStatus[], usage: SpoolUsage | null, stats: UploaderStats | null): Health {
     const sinceMs = this.#lastCommitMs;
     return {
       skipped: this.skippedCount,

@@ -16,7 +16,7 @@ import type { OpenedStore, StoreTraits } from "../store/store.ts";
 import { BatchLoop } from "./batch-loop.ts";
 import { BlockedWatch } from "./blocked-watch.ts";
 import { assertGate, gateSamples, runGate } from "./gate.ts";
-import { Heartbeat } from "./heartbeat.ts";
+import { HEARTBEAT_INTERVAL_S, Heartbeat } from "./heartbeat.ts";
 import { publishIndex } from "./index-file.ts";
 import { type Closer, listRun, type Opened, openRun, startPatience } from "./open-run.ts";
 import type { ExtractOptions, ExtractTools } from "./options.ts";
@@ -27,7 +27,6 @@ import { remainingBatches } from "./remaining.ts";
 import type { RunState } from "./status.ts";
 import type { Tally } from "./tally.ts";
 
-const HEARTBEAT_INTERVAL_S = 60;
 /** Small range requests at a time when the index is made. */
 const INDEX_PARALLEL = 32;
 
@@ -85,6 +84,7 @@ export class Supervisor {
       const opened = await openRun(this.#options, this.#tools, this.#closers).catch((error: unknown) => {
         throw stillSafe(error, "nothing was written to the store or the spool");
       });
+      this.#tools.onAccepted?.();
       const ending = await this.#extract(opened);
       board.ended(ending.reason === null ? "done" : "stopped", ending.reason, ending.exit);
       return ending;

@@ -35,7 +35,6 @@ describe("Budget", () => {
     const granted: string[] = [];
     void budget.acquire(6 * BLOCK).then(() => granted.push("large"));
     void budget.acquire(BLOCK).then(() => granted.push("small"));
-    expect(await budget.tryAcquire(BLOCK)).toBeNull();
     await settled();
     expect([granted, budget.waiting().count]).toEqual([[], 2]);
     first.release();
@@ -79,8 +78,9 @@ describe("Budget", () => {
     let free = 3 * BLOCK;
     const budget = makeBudget({ floorBytes: 2 * BLOCK, freeBytes: async () => free });
     await budget.acquire(BLOCK);
-    expect(await budget.tryAcquire(BLOCK)).toBeNull();
     const waiting = budget.acquire(BLOCK);
+    await settled();
+    expect([budget.refusedByDisk, budget.usedBytes]).toEqual([true, BLOCK]);
     free = 4 * BLOCK;
     expect((await waiting).bytes).toBe(BLOCK);
   });
@@ -88,7 +88,6 @@ describe("Budget", () => {
   it("never exceeds budget or disk at any instant, under random interleavings", async () => {
     const operation = fc.oneof(
       fc.record({ kind: fc.constant("acquire" as const), blocks: fc.integer({ min: 1, max: 7 }) }),
-      fc.record({ kind: fc.constant("try" as const), blocks: fc.integer({ min: 1, max: 7 }) }),
       fc.record({ kind: fc.constantFrom("release", "settle", "abort", "tick"), pick: fc.nat(50) }),
     );
     await fc.assert(
@@ -117,8 +116,8 @@ describe("Budget", () => {
             if (budget.usedBytes > budget.budgetBytes) faults.push(`used ${budget.usedBytes}`);
             if (freeBytes < floorBytes) faults.push(`free ${freeBytes}`);
           };
-          const hold = (claim: Claim | null) => {
-            if (claim) held.push({ claim, isWritten: false });
+          const hold = (claim: Claim) => {
+            held.push({ claim, isWritten: false });
             check();
           };
           for (const op of operations) {
@@ -126,8 +125,6 @@ describe("Budget", () => {
               const abort = new AbortController();
               aborts.push(abort);
               budget.acquire(op.blocks * BLOCK, abort.signal).then(hold, () => {});
-            } else if (op.kind === "try") {
-              void budget.tryAcquire(op.blocks * BLOCK).then(hold);
             } else if (op.kind === "tick") {
               if (scheduler.count() > 0) await scheduler.waitOne();
               await settled();

@@ -113,13 +113,6 @@ export class Budget {
     });
   }
 
-  /** `bytes` now, or null; never overtakes a claim that waits. */
-  async tryAcquire(bytes: number): Promise<Claim | null> {
-    const wanted = this.#blocks(bytes);
-    if (this.#paused || this.#waiters.length > 0 || !this.#fits(wanted)) return null;
-    return (await this.#take(wanted)) ? this.#claim(wanted) : null;
-  }
-
   /** Counts a file that is already on the disk, whether it fits or not. */
   adopt(bytes: number): Claim {
     const counted = this.#blocks(bytes);
@@ -165,7 +158,7 @@ export class Budget {
     return roundUp(bytes, this.#options.blockBytes);
   }
 
-  /** Counts the bytes before it asks the disk, so that two questions under way never promise the same room. */
+  /** Counts the bytes before it asks the disk, so that room under question is never shown as free. */
   async #take(bytes: number): Promise<boolean> {
     this.#usedBytes += bytes;
     this.#unwrittenBytes += bytes;

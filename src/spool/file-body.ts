@@ -1,9 +1,9 @@
 import { closeSync, constants, fstatSync, openSync } from "node:fs";
 import { crcToHex } from "../base/checksum.ts";
 import { EXIT, RunError } from "../base/errors.ts";
+import { readExactlySync } from "../base/read-exactly.ts";
 import { PackChecker, type PackExpectation } from "../pack/check.ts";
 import type { BodySource, StoreTraits } from "../store/store.ts";
-import { readExactly } from "./files.ts";
 
 /** Small enough that its bytes are still in the processor's cache when they are hashed and sent. */
 const SLICE_BYTES = 512 * 1024;
@@ -52,7 +52,7 @@ export class FileBody implements BodySource {
       const startMs = nowMs();
       try {
         if (at === 0) checkSize(this.#fd, this.byteLength, path);
-        checker.add(readExactly(this.#fd, slice, at, path));
+        checker.add(readExactlySync(this.#fd, slice, { startByte: at, path }));
         if (at + slice.length === this.byteLength) this.#compare(checker.finish());
       } catch (error) {
         this.spoiled = whySpoiled(error);

@@ -10,7 +10,6 @@ import {
   openSync,
   readdirSync,
   readFileSync,
-  readSync,
   realpathSync,
   renameSync,
   rmdirSync,
@@ -23,9 +22,11 @@ import { basename, dirname, join } from "node:path";
 import { EXIT, errnoOf, RunError } from "../base/errors.ts";
 import { ioBuffer } from "../base/io-buffer.ts";
 import { publishReplacing } from "../base/publish.ts";
+import { readExactlySync } from "../base/read-exactly.ts";
 import { checkPack, FILE_SLICE_BYTES, type PackExpectation } from "../pack/check.ts";
 import { finishPack, type PackContents } from "../pack/writer.ts";
 import { batchName } from "../store/keys.ts";
+import { isOutOfSpace } from "./disk-fault.ts";
 
 /** The spool's file calls, all synchronous: they run in worker threads, never on the main one. */
 
@@ -228,7 +229,7 @@ export async function checkFile(options: { path: string; expected: PackExpectati
   try {
     const buffer = ioBuffer(Math.max(FILE_SLICE_BYTES, options.expected.layout.headerBytes));
     const read = (startByte: number, endByte: number) =>
-      readExactly(fd, buffer.subarray(0, endByte - startByte), startByte, options.path);
+      readExactlySync(fd, buffer.subarray(0, endByte - startByte), { startByte, path: options.path });
     return await checkPack(
       { bytes: fstatSync(fd).size, sliceBytes: FILE_SLICE_BYTES, read },
       options.expected,
@@ -237,23 +238,6 @@ export async function checkFile(options: { path: string; expected: PackExpectati
   } finally {
     closeSync(fd);
   }
-}
-
-/** Fills `into` from `position`; throws (integrity) where the file ends first. */
-export function readExactly(fd: number, into: Buffer, position: number, subject: string): Buffer {
-  for (let done = 0; done < into.length; ) {
-    const n = readSync(fd, into, done, into.length - done, position + done);
-    if (n === 0) {
-      throw new RunError({
-        op: "read spool file",
-        subject,
-        message: `the file ends at byte ${position + done}, expected ${position + into.length}`,
-        exit: EXIT.integrity,
-      });
-    }
-    done += n;
-  }
-  return into;
 }
 
 /** Moves a spoiled file aside for a person to look at, and keeps only the newest few. Returns what is kept. */
@@ -270,12 +254,6 @@ export function quarantine(options: { file: string; directory: string; suffix: s
 
 export function readyName(batch: number): string {
   return `${batchName(batch)}.safetensors`;
-}
-
-/** No room, no inodes (also ENOSPC) or no quota: it passes by itself once something is deleted. */
-export function isOutOfSpace(error: unknown): boolean {
-  const errno = errnoOf(error);
-  return errno === "ENOSPC" || errno === "EDQUOT";
 }
 
 function listFiles(directory: string, form: RegExp): SpoolFile[] {

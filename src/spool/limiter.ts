@@ -1,5 +1,11 @@
-/** More connections than this are refused: one process cannot feed them. */
-export const UPLOADS_MAX = 1_000;
+import { EXIT, RunError } from "../base/errors.ts";
+import { UPLOADS_MAX } from "../base/limits.ts";
+
+/** Connections: found by trying, or so many. */
+export type Uploads = "auto" | number;
+
+/** A fast link is full with a few, and a long one is found within seconds: the quick start doubles. */
+const UPLOADS_START = 4;
 
 export interface LimiterOptions {
   /** Where it begins. */
@@ -102,4 +108,23 @@ const HOLD_WINDOWS = 10;
 
 function clamp(limit: number, max: number): number {
   return Math.max(1, Math.min(max, Math.floor(limit)));
+}
+
+/** `limitNow`: what a living run has found out so far. */
+export function limiterFor(uploads: Uploads, limitNow?: number): Limiter {
+  return uploads === "auto"
+    ? new Limiter({ auto: true, start: limitNow ?? UPLOADS_START, max: UPLOADS_MAX })
+    : new Limiter({ auto: false, start: uploads, max: uploads });
+}
+
+/** Throws (usage) for a number out of range. */
+export function checkUploads(uploads: Uploads): Uploads {
+  if (uploads === "auto" || (Number.isInteger(uploads) && uploads >= 1 && uploads <= UPLOADS_MAX))
+    return uploads;
+  throw new RunError({
+    op: "read setting",
+    subject: "uploads",
+    message: `expected "auto" or a whole number from 1 to ${UPLOADS_MAX}, found ${uploads}`,
+    exit: EXIT.usage,
+  });
 }

@@ -1,7 +1,8 @@
 import { EXIT, RunError } from "../base/errors.ts";
 import type { Log } from "../base/log.ts";
 import type { PackLayout } from "../pack/layout.ts";
-import type { ReadyPack, Spool } from "./spool.ts";
+import type { ReadyPack } from "./reservation.ts";
+import type { Spool } from "./spool.ts";
 
 export interface Recovered {
   /** Whole and ours: to be uploaded, never computed again. */

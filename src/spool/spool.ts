@@ -1,15 +1,17 @@
 import { join } from "node:path";
 import { sleep } from "../base/backoff.ts";
 import { formatBytes } from "../base/bytes.ts";
-import { EXIT, errnoOf, RunError } from "../base/errors.ts";
+import { EXIT, RunError } from "../base/errors.ts";
 import type { Log } from "../base/log.ts";
 import type { PackExpectation } from "../pack/check.ts";
 import type { PackContents } from "../pack/writer.ts";
 import { batchName } from "../store/keys.ts";
 import { Budget, type Claim } from "./budget.ts";
-import { isOutOfSpace, readyName, type SpoolDirectory, type SpoolFile, type SpoolOwner } from "./files.ts";
+import { describeDisk, isOutOfSpace } from "./disk-fault.ts";
+import { readyName, type SpoolDirectory, type SpoolFile, type SpoolOwner } from "./files.ts";
 import { FilesThread } from "./files-client.ts";
 import { lockSpool, type SpoolLock } from "./lock.ts";
+import { type PartFiles, type ReadyPack, Reservation } from "./reservation.ts";
 
 export interface SpoolOptions {
   directory: string;
@@ -45,16 +47,6 @@ export interface SpoolUsage {
   paused: string | null;
 }
 
-/** A finished pack in ready/, on its way to the store. */
-export interface ReadyPack {
-  batch: number;
-  path: string;
-  /** The object's exact size. */
-  bytes: number;
-  /** Of the whole object; null for one found at the start and not yet read. */
-  crc32c: number | null;
-}
-
 interface HeldPack extends ReadyPack {
   claim: Claim;
 }
@@ -83,6 +75,11 @@ export class Spool {
   #diskFreeBytes: number | null = null;
   #pause: { reason: string; over: Promise<void> } | null = null;
   readonly #closing = new AbortController();
+  readonly #parts: PartFiles = {
+    create: (batch, attempt, bytes) => this.#createPart(batch, attempt, bytes),
+    finish: (part, contents, claim) => this.#finishPart(part, contents, claim),
+    drop: (path) => this.#files.call("dropFile", path),
+  };
 
   private constructor(directory: SpoolDirectory, files: FilesThread, lock: SpoolLock, options: SpoolOptions) {
     this.directory = directory.path;
@@ -142,13 +139,7 @@ export class Spool {
    * full or the spool holds more than a lowered budget. Rejects with the signal's reason.
    */
   async reserve(bytes: number, signal?: AbortSignal): Promise<Reservation> {
-    return new Reservation(this, await this.#budget.acquire(bytes, signal), bytes);
-  }
-
-  /** As `reserve`, but null where it would have to wait. */
-  async tryReserve(bytes: number): Promise<Reservation | null> {
-    const claim = await this.#budget.tryAcquire(bytes);
-    return claim && new Reservation(this, claim, bytes);
+    return new Reservation(bytes, await this.#budget.acquire(bytes, signal), this.#parts);
   }
 
   /** Files that were in ready/ at the start, once; who takes them checks each (recover.ts) before it is uploaded. */
@@ -231,26 +222,19 @@ export class Spool {
     }
   }
 
-  /** For Reservation. @internal */
-  async createPart(batch: number, attempt: number, bytes: number): Promise<string> {
+  async #createPart(batch: number, attempt: number, bytes: number): Promise<string> {
     const path = join(this.directory, "parts", `${batchName(batch)}.${attempt}.part`);
     await this.#onDisk(bytes, path, () => this.#files.call("createPart", { path, bytes }));
     return path;
   }
 
-  /** For Reservation. @internal */
-  async finishPart(part: string, contents: PackContents, claim: Claim): Promise<ReadyPack> {
+  async #finishPart(part: string, contents: PackContents, claim: Claim): Promise<ReadyPack> {
     const { batch, bytes } = contents.layout;
     const path = join(this.directory, "ready", readyName(batch));
     const crc32c = await this.#onDisk(bytes, part, () =>
       this.#files.call("finishPart", { part, ready: path, contents }),
     );
     return this.#hold({ batch, path, bytes, crc32c, claim });
-  }
-
-  /** For Reservation. @internal */
-  dropPart(path: string): Promise<void> {
-    return this.#files.call("dropFile", path);
   }
 
   #hold(pack: HeldPack): HeldPack {
@@ -290,72 +274,6 @@ export class Spool {
   }
 }
 
-/** Room for one pack, from before the engine is asked until the object is verified. */
-export class Reservation {
-  readonly bytes: number;
-  readonly #spool: Spool;
-  readonly #claim: Claim;
-  #part: string | null = null;
-  #ended = false;
-
-  constructor(spool: Spool, claim: Claim, bytes: number) {
-    this.#spool = spool;
-    this.#claim = claim;
-    this.bytes = bytes;
-  }
-
-  /** The part file now open to an engine, or null. */
-  get part(): string | null {
-    return this.#part;
-  }
-
-  /**
-   * Makes `<batch>.<attempt>.part` of exactly this reservation's bytes and returns its absolute path.
-   * An attempt after a failed one: drop that one's file first (`dropPart`), once its engine has exited.
-   * Throws RunError (exit disk; remedy "retry" when the disk is full: the spool then pauses by itself).
-   */
-  async createPart(batch: number, attempt: number): Promise<string> {
-    if (this.#part || this.#ended)
-      throw new Error(`batch ${batch}: its reservation already has a part or has ended`);
-    this.#part = await this.#spool.createPart(batch, attempt, this.bytes);
-    return this.#part;
-  }
-
-  /** Deletes the part file and keeps the room, for another attempt. */
-  async dropPart(): Promise<void> {
-    if (this.#part) await this.#spool.dropPart(this.#part);
-    this.#part = null;
-  }
-
-  /**
-   * Writes ids, masks and header, renames into ready/; the room stays held until the spool is told `evicted`.
-   * On failure the part is still there and the reservation still held: `drop` or `dropPart` it.
-   */
-  async finish(contents: PackContents): Promise<ReadyPack> {
-    if (!this.#part || this.#ended) throw new Error("this reservation has no part to finish");
-    if (contents.layout.bytes !== this.bytes) {
-      throw new Error(
-        `batch ${contents.layout.batch} needs ${contents.layout.bytes} bytes, reserved ${this.bytes}`,
-      );
-    }
-    const pack = await this.#spool.finishPart(this.#part, contents, this.#claim);
-    this.#ended = true;
-    this.#part = null;
-    return pack;
-  }
-
-  /** Gives everything back. Doing it twice, or after `finish`, is harmless. */
-  async drop(): Promise<void> {
-    if (this.#ended) return;
-    this.#ended = true;
-    try {
-      await this.dropPart();
-    } finally {
-      this.#claim.release();
-    }
-  }
-}
-
 /** Throws (usage) where the budget cannot keep every engine busy: two packs each, and one that uploads. */
 export function assertBudget(options: { budgetBytes: number; packBytesMax: number; engines: number }): void {
   const { budgetBytes, packBytesMax, engines } = options;
@@ -370,38 +288,3 @@ export function assertBudget(options: { budgetBytes: number; packBytesMax: numbe
     exit: EXIT.usage,
   });
 }
-
-/** A system error on the spool as a person reads it; what passes by itself has the remedy "retry". */
-export function describeDisk(error: unknown, path: string): unknown {
-  const errno = errnoOf(error);
-  // Node's own codes (ERR_...) are no faults of the disk.
-  if (!errno || !/^E[A-Z0-9]+$/.test(errno) || (error instanceof RunError && error.exit !== EXIT.disk))
-    return error;
-  const known = DISK_FAULTS[errno];
-  const described = new RunError({
-    op: "use spool",
-    subject: path,
-    message: known ? `${known.message} (${errno})` : error instanceof Error ? error.message : errno,
-    safe: "packs in ready/ and in the store are not harmed",
-    hint: known?.hint,
-    remedy: isOutOfSpace(error) || errno === "EMFILE" ? "retry" : "stop",
-    exit: EXIT.disk,
-    cause: error,
-  });
-  return Object.assign(described, { code: errno });
-}
-
-const DISK_FAULTS: Record<string, { message: string; hint: string }> = {
-  ENOSPC: { message: "the disk is out of space or inodes", hint: "free some: the run goes on by itself" },
-  EDQUOT: { message: "the disk quota is used up", hint: "free some: the run goes on by itself" },
-  EROFS: {
-    message: "the file system is read-only",
-    hint: "remount it writable, or give --spool another disk",
-  },
-  EIO: { message: "the disk failed", hint: "look at dmesg, and give --spool another disk" },
-  EACCES: { message: "no permission", hint: "give --spool a directory that this user may write" },
-  EPERM: { message: "not permitted", hint: "give --spool a directory that this user may write" },
-  ENOTDIR: { message: "expected a directory", hint: "give --spool the path of a directory" },
-  EEXIST: { message: "something else stands there", hint: "give --spool the path of a directory" },
-  EMFILE: { message: "too many open files", hint: "raise ulimit -n" },
-};

@@ -2,13 +2,14 @@ import { createHash } from "node:crypto";
 import { closeSync, constants, openSync, rmSync } from "node:fs";
 import type { ByteRange } from "../base/bytes.ts";
 import { EXIT, errnoOf, RunError } from "../base/errors.ts";
+import { readExactlySync } from "../base/read-exactly.ts";
 import { checkPack, FILE_SLICE_BYTES, OBJECT_SLICE_BYTES, type PackExpectation } from "../pack/check.ts";
 import { packKey } from "../store/keys.ts";
 import { type BodySource, type Store, StoreError, type StoreTraits } from "../store/store.ts";
 import { verifyObject } from "../store/verify-object.ts";
+import { isOutOfSpace } from "./disk-fault.ts";
 import { type ErrorWire, toWire } from "./error-wire.ts";
 import { checkSize, FileBody, isStreamed, whySpoiled } from "./file-body.ts";
-import { isOutOfSpace, readExactly } from "./files.ts";
 
 /** One attempt at one pack, as a worker thread is handed it. */
 export interface UploadJob {
@@ -185,7 +186,7 @@ async function readOwn(job: UploadJob, buffer: Buffer): Promise<Own | { reason: 
         yieldedByte = endByte;
         await new Promise(setImmediate);
       }
-      return readExactly(fd, body.subarray(startByte, endByte), startByte, job.path);
+      return readExactlySync(fd, body.subarray(startByte, endByte), { startByte, path: job.path });
     };
     checkSize(fd, bytes, job.path);
     const crc = await checkPack({ bytes, sliceBytes: FILE_SLICE_BYTES, read }, job.expected, job.path);

@@ -1,10 +1,10 @@
 import { parentPort, workerData } from "node:worker_threads";
 import { EXIT } from "../base/errors.ts";
 import { sharedView } from "../base/io-buffer.ts";
+import { UPLOADS_MAX } from "../base/limits.ts";
 import { openStore } from "../store/open.ts";
 import type { OpenedStore, StoreSpec } from "../store/store.ts";
 import { toWire } from "./error-wire.ts";
-import { UPLOADS_MAX } from "./limiter.ts";
 import { meterStore, type RequestSample } from "./metered-store.ts";
 import { type AttemptResult, type UploadJob, uploadPack } from "./upload-pack.ts";
 

@@ -5,27 +5,26 @@ import type { Log } from "../base/log.ts";
 import type { PackExpectation } from "../pack/check.ts";
 import type { StoreErrorKind, StoreSpec, StoreTraits } from "../store/store.ts";
 import { BufferPool } from "./buffer-pool.ts";
+import { Changes } from "./changes.ts";
+import { describeDisk } from "./disk-fault.ts";
 import { type ErrorWire, fromWire, toWire } from "./error-wire.ts";
 import { bufferBytes, isStreamed } from "./file-body.ts";
 import { workerUrl } from "./files-client.ts";
-import { Limiter, UPLOADS_MAX } from "./limiter.ts";
+import { checkUploads, type Limiter, limiterFor, type Uploads } from "./limiter.ts";
 import type { RequestSample } from "./metered-store.ts";
-import { describeDisk, type ReadyPack, type Spool } from "./spool.ts";
+import type { ReadyPack } from "./reservation.ts";
+import type { Spool } from "./spool.ts";
 import { StoreGate } from "./store-gate.ts";
 import type { AttemptOutcome, AttemptResult } from "./upload-pack.ts";
+import { type QueuedPack, UploadQueue } from "./upload-queue.ts";
 import { type UploadFigures, UploadTally } from "./upload-tally.ts";
 import { UploadThreads } from "./upload-threads.ts";
-
-export type Uploads = "auto" | number;
-
-/** A fast link is full with a few, and a long one is found within seconds: the quick start doubles. */
-const UPLOADS_START = 4;
 
 export interface UploaderOptions {
   spool: Spool;
   spec: StoreSpec;
   traits: StoreTraits;
-  /** Connections: found by trying, or told. 1 to 1,000. */
+  /** Connections: found by trying, or told. 1 to `UPLOADS_MAX`. */
   uploads: Uploads;
   /** Memory for packs in flight over all threads, or for what is read of them; one larger pack travels alone. */
   inflightBytes: number;
@@ -74,22 +73,8 @@ export interface UploaderStats extends UploadFigures {
   stuck: number[];
 }
 
-interface Entry {
-  pack: ReadyPack;
-  expected: PackExpectation;
-  /** Attempts made. */
-  attempts: number;
-  /** Failures in a row, what the delay grows by. */
-  failures: number;
-  lookFirst: boolean;
-  notBeforeMs: number;
-  /** stuck: its key in the store needs a person. leaving: its spoiled file is being moved aside. */
-  state: "waiting" | "flying" | "stuck" | "leaving";
-  toldStuck: boolean;
-}
-
 interface Flight {
-  entry: Entry;
+  entry: QueuedPack;
   buffer: SharedArrayBuffer;
   isProbe: boolean;
 }
@@ -101,21 +86,20 @@ interface Flight {
  */
 export class Uploader {
   readonly #options: Required<UploaderOptions>;
-  readonly #entries = new Map<number, Entry>();
+  readonly #queue = new UploadQueue();
   readonly #flights = new Map<number, Flight>();
   readonly #threads: UploadThreads;
   readonly #pool: BufferPool;
   readonly #gate: StoreGate;
   readonly #tally: UploadTally;
+  /** Packs have landed. */
+  readonly #changes = new Changes();
   #limiter: Limiter;
   #uploads: Uploads;
-  /** By the store's Retry-After. */
-  #notBeforeMs = 0;
   /** Rises when the credentials are to be read anew. */
   #generation = 0;
   #nextId = 0;
   #timer: NodeJS.Timeout | null = null;
-  #changed: (() => void)[] = [];
   #events: UploaderEvent[] = [];
   /** Something failed that more attempts would only repeat: nothing new is started. */
   #halted = false;
@@ -148,19 +132,9 @@ export class Uploader {
    * Each batch once: throws a plain Error where it is here already.
    */
   enqueue(pack: ReadyPack, expected: PackExpectation, options: { lookFirst?: boolean } = {}): void {
-    if (this.#entries.has(pack.batch)) throw new Error(`batch ${pack.batch} is being uploaded already`);
     // Until now idle connections lacked work: what comes now must not make that look like waiting.
     this.#account();
-    this.#entries.set(pack.batch, {
-      pack,
-      expected,
-      attempts: 0,
-      failures: 0,
-      lookFirst: options.lookFirst ?? false,
-      notBeforeMs: 0,
-      state: "waiting",
-      toldStuck: false,
-    });
+    this.#queue.add(pack, expected, options.lookFirst ?? false);
     this.#launch();
   }
 
@@ -180,12 +154,8 @@ export class Uploader {
    * Rejects with the signal's reason.
    */
   async idle(signal?: AbortSignal): Promise<void> {
-    while (
-      !this.#closed &&
-      !this.#halted &&
-      [...this.#entries.values()].some(({ state }) => state !== "stuck")
-    ) {
-      await this.#change(signal);
+    while (!this.#closed && !this.#halted && this.#queue.stuck.length < this.#queue.size) {
+      await this.#changes.next(signal);
     }
   }
 
@@ -196,14 +166,14 @@ export class Uploader {
   async drain(options: { deadlineMs: number }): Promise<{ left: number }> {
     const deadline = AbortSignal.timeout(Math.ceil(options.deadlineMs));
     try {
-      while (this.#entries.size > 0 && (this.#flights.size > 0 || this.#canMove())) {
-        await this.#change(deadline);
+      while (this.#queue.size > 0 && (this.#flights.size > 0 || this.#canMove())) {
+        await this.#changes.next(deadline);
       }
     } catch {
       // The deadline: what is not committed by now stays in ready/.
     }
     await this.close();
-    return { left: this.#entries.size };
+    return { left: this.#queue.size };
   }
 
   /** Aborts what is in flight and ends the threads. Files stay in ready/ unless their object was verified. */
@@ -214,12 +184,12 @@ export class Uploader {
     // An attempt may be at its unlink: its answer is worth a moment, so that the spool's ledger stays right.
     const patience = AbortSignal.timeout(2_000);
     try {
-      while (this.#flights.size > 0) await this.#change(patience);
+      while (this.#flights.size > 0) await this.#changes.next(patience);
     } catch {
       // The thread hangs in a request or a file call: ending it is safe at any point.
     }
     await this.#threads.close();
-    for (const wake of this.#changed.splice(0)) wake();
+    this.#changes.tell();
   }
 
   stats(): UploaderStats {
@@ -229,13 +199,13 @@ export class Uploader {
     figures.stages.disk.blocked = this.#options.spool.usage().waitedSeconds;
     return {
       ...figures,
-      queue: this.#entries.size,
+      queue: this.#queue.size,
       inflight: this.#flights.size,
       inflightBytes: this.#pool.busyBytes,
       limit: this.#limiter.limit,
       uploads: this.#uploads,
       health: this.#gate.state,
-      stuck: [...this.#entries.values()].filter((e) => e.state === "stuck").map((e) => e.pack.batch),
+      stuck: this.#queue.stuck,
     };
   }
 
@@ -245,17 +215,11 @@ export class Uploader {
     this.#account();
     const nowMs = this.#options.nowMs();
     let wakeMs = Number.POSITIVE_INFINITY;
-    for (const entry of this.#entries.values()) {
-      if (entry.state === "flying" || entry.state === "leaving") continue;
-      // While the gate is closed the one probe goes by the gate's clock, and stuck packs wait for the store.
-      const isOpen = this.#gate.state === "ok";
-      if (!isOpen && entry.state === "stuck") continue;
-      const dueMs = Math.max(isOpen ? entry.notBeforeMs : this.#gate.notBeforeMs, this.#notBeforeMs);
-      if (dueMs > nowMs) {
-        wakeMs = Math.min(wakeMs, dueMs);
-        continue;
-      }
-      if (!isOpen && this.#isProbing()) break;
+    const later = (dueMs: number) => {
+      wakeMs = Math.min(wakeMs, dueMs);
+    };
+    for (const entry of this.#queue.due(nowMs, this.#gate, later)) {
+      if (this.#gate.state !== "ok" && this.#isProbing()) break;
       if (this.#flights.size >= this.#limiter.limit) {
         this.#limiter.observe(nowMs, true);
         break;
@@ -271,7 +235,7 @@ export class Uploader {
       : null;
   }
 
-  #start(entry: Entry, buffer: SharedArrayBuffer): void {
+  #start(entry: QueuedPack, buffer: SharedArrayBuffer): void {
     const id = this.#nextId++;
     const isProbe = this.#gate.state !== "ok";
     if (this.#gate.state === "blocked") this.#generation += 1;
@@ -313,7 +277,7 @@ export class Uploader {
   #told(): void {
     for (const event of this.#events.splice(0)) this.#options.onEvent(event);
     this.#launch();
-    for (const wake of this.#changed.splice(0)) wake();
+    this.#changes.tell();
   }
 
   #settle({ entry, isProbe }: Flight, outcome: AttemptOutcome): void {
@@ -322,7 +286,7 @@ export class Uploader {
     switch (outcome.kind) {
       case "committed": {
         this.#served(isProbe);
-        this.#entries.delete(batch);
+        this.#queue.remove(batch);
         spool.evicted(batch);
         this.#limiter.completed(this.#options.nowMs(), bytes);
         this.#tally.committed += 1;
@@ -359,12 +323,12 @@ export class Uploader {
   }
 
   #requeue(batch: number, reason: string): void {
-    this.#entries.delete(batch);
+    this.#queue.remove(batch);
     this.#emit({ kind: "requeue", batch, reason });
     this.#told();
   }
 
-  #fail(entry: Entry, cause: unknown): void {
+  #fail(entry: QueuedPack, cause: unknown): void {
     const { batch, path } = entry.pack;
     const error = describeDisk(cause, path);
     entry.state = "stuck";
@@ -375,7 +339,7 @@ export class Uploader {
     this.#told();
   }
 
-  #retry(entry: Entry, error: ErrorWire, lookFirst: boolean, isProbe: boolean): void {
+  #retry(entry: QueuedPack, error: ErrorWire, lookFirst: boolean, isProbe: boolean): void {
     const { backoff, random, nowMs, log } = this.#options;
     const kind: StoreErrorKind | "disk" = error.store?.kind ?? "disk";
     entry.lookFirst = lookFirst;
@@ -387,7 +351,7 @@ export class Uploader {
     const delayMs = Math.max(retryAfterMs, fullJitterMs(entry.failures, { ...backoff, random }));
     entry.failures += 1;
     entry.notBeforeMs = nowMs() + delayMs;
-    if (retryAfterMs > 0) this.#notBeforeMs = Math.max(this.#notBeforeMs, nowMs() + retryAfterMs);
+    if (retryAfterMs > 0) this.#queue.holdUntil(nowMs() + retryAfterMs);
     const batch = entry.pack.batch;
     log.debug("upload.retry", {
       batch,
@@ -415,7 +379,7 @@ export class Uploader {
     }
   }
 
-  #block(entry: Entry, error: ErrorWire): void {
+  #block(entry: QueuedPack, error: ErrorWire): void {
     entry.state = "waiting";
     const { nowMs, log } = this.#options;
     if (this.#gate.blocked(nowMs(), error.message) === null) return;
@@ -429,7 +393,7 @@ export class Uploader {
     });
   }
 
-  #stick(entry: Entry, error: ErrorWire, isProbe: boolean): void {
+  #stick(entry: QueuedPack, error: ErrorWire, isProbe: boolean): void {
     const { nowMs, reprobeMs, log } = this.#options;
     this.#served(isProbe);
     this.#tally.verifyFailures += 1;
@@ -450,8 +414,7 @@ export class Uploader {
   #served(isProbe: boolean): void {
     const change = this.#gate.served(isProbe);
     if (change === null) return;
-    // What failed because of the gate's cause need not sit out its own delay.
-    for (const entry of this.#entries.values()) if (entry.state === "waiting") entry.notBeforeMs = 0;
+    this.#queue.hurry();
     this.#options.log.info("upload.store-back", {});
     this.#emit(change === "unblocked" ? { kind: "unblocked", batch: null } : { kind: "up" });
   }
@@ -487,17 +450,11 @@ export class Uploader {
   /** Idle connections since the last look: starved of packs, or blocked by the store, its limit or our memory. */
   #account(): void {
     const idle = this.#limiter.limit - this.#flights.size;
-    this.#tally.idle(this.#options.nowMs(), idle, this.#waiting() > 0 ? "blocked" : "starved");
-  }
-
-  #waiting(): number {
-    let waiting = 0;
-    for (const { state } of this.#entries.values()) if (state === "waiting") waiting += 1;
-    return waiting;
+    this.#tally.idle(this.#options.nowMs(), idle, this.#queue.waiting > 0 ? "blocked" : "starved");
   }
 
   #canMove(): boolean {
-    return !this.#halted && this.#gate.state === "ok" && this.#waiting() > 0;
+    return !this.#halted && this.#gate.state === "ok" && this.#queue.waiting > 0;
   }
 
   #isProbing(): boolean {
@@ -505,37 +462,7 @@ export class Uploader {
     return false;
   }
 
-  /** Resolves after the next pack has landed. */
-  #change(signal?: AbortSignal): Promise<void> {
-    return new Promise((resolve, reject) => {
-      if (signal?.aborted) return reject(signal.reason);
-      const onAbort = () => reject(signal!.reason);
-      signal?.addEventListener("abort", onAbort, { once: true });
-      this.#changed.push(() => {
-        signal?.removeEventListener("abort", onAbort);
-        resolve();
-      });
-    });
-  }
-
   #emit(event: UploaderEvent): void {
     this.#events.push(event);
   }
-}
-
-function limiterFor(uploads: Uploads, limitNow?: number): Limiter {
-  return uploads === "auto"
-    ? new Limiter({ auto: true, start: limitNow ?? UPLOADS_START, max: UPLOADS_MAX })
-    : new Limiter({ auto: false, start: uploads, max: uploads });
-}
-
-function checkUploads(uploads: Uploads): Uploads {
-  if (uploads === "auto" || (Number.isInteger(uploads) && uploads >= 1 && uploads <= UPLOADS_MAX))
-    return uploads;
-  throw new RunError({
-    op: "read setting",
-    subject: "uploads",
-    message: `expected "auto" or a whole number from 1 to ${UPLOADS_MAX}, found ${uploads}`,
-    exit: EXIT.usage,
-  });
 }

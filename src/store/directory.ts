@@ -5,7 +5,6 @@ import {
   mkdirSync,
   openSync,
   readdirSync,
-  readSync,
   rmdirSync,
   rmSync,
   type Stats,
@@ -18,6 +17,7 @@ import { crc32c, crcToHex } from "../base/checksum.ts";
 import { errnoOf } from "../base/errors.ts";
 import { ioBuffer } from "../base/io-buffer.ts";
 import { fsyncDirectory, publishNew, publishReplacing } from "../base/publish.ts";
+import { readExactlySync } from "../base/read-exactly.ts";
 import { formatAddress } from "./address.ts";
 import { checkKey } from "./keys.ts";
 import {
@@ -36,8 +36,6 @@ export type DirectorySpec = Extract<StoreSpec, { kind: "directory" }>;
 /** What publish.ts calls its temporaries: a crash may leave one, and it is never an object. */
 const TEMPORARY = /\.[0-9a-f]{12}\.tmp$/;
 const TEMPORARY_MS_MAX = 60 * 60_000;
-/** Node's file calls take less than 2 GiB at a time. */
-const READ_BYTES_MAX = 2 ** 30;
 
 /**
  * A run's objects as files. A name that exists is complete and durable: publish.ts. Keys become paths below
@@ -112,7 +110,7 @@ export class DirectoryStore implements OpenedStore {
             message: `expected bytes ${startByte}-${endByte - 1}, the object has ${size}`,
           });
         }
-        return readRange(fd, startByte, endByte);
+        return readExactlySync(fd, ioBuffer(Math.max(0, endByte - startByte)), { startByte, path });
       } finally {
         closeSync(fd);
       }
@@ -269,16 +267,6 @@ function openIfExists(path: string): number | null {
     if (isAbsent(error)) return null;
     throw error;
   }
-}
-
-function readRange(fd: number, startByte: number, endByte: number): Buffer {
-  const bytes = ioBuffer(Math.max(0, endByte - startByte));
-  for (let done = 0; done < bytes.length; ) {
-    const read = readSync(fd, bytes, done, Math.min(READ_BYTES_MAX, bytes.length - done), startByte + done);
-    if (read === 0) throw new Error("the file shrank while it was read");
-    done += read;
-  }
-  return bytes;
 }
 
 function readEntries(directory: string) {

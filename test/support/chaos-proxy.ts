@@ -7,7 +7,7 @@ import type { AddressInfo, Socket } from "node:net";
  * A fault on the way between client and store. The first seven are Toxiproxy's, by its names and meanings; the
  * others know HTTP. Bytes count the body, in the direction from client to store for PUTs, from store to client else.
  */
-export type Toxic =
+type Toxic =
   | { kind: "latency"; ms: number; jitterMs?: number }
   | { kind: "bandwidth"; bytesPerSecond: number }
   /** TCP RST, before anything reaches the store. */
@@ -51,7 +51,7 @@ export interface Rule {
   probability?: number;
 }
 
-export interface ActiveRule {
+interface ActiveRule {
   /** How many requests it has struck. */
   readonly hits: number;
   remove(): void;
@@ -59,7 +59,7 @@ export interface ActiveRule {
   struck(times: number): Promise<void>;
 }
 
-export interface SeenRequest {
+interface SeenRequest {
   method: string;
   path: string;
   toxic: Toxic["kind"] | null;

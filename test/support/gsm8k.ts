@@ -6,8 +6,8 @@ import { readPacks, type StoredSample } from "./read-packs.ts";
 
 /** The same 300 conversations through several engines, compared tap by tap. */
 
-export const ROWS = 300;
-export const TAPS = [1, 4, 7];
+const ROWS = 300;
+const TAPS = [1, 4, 7];
 const HIDDEN = 192;
 /** The weights alone, as vLLM wants them. */
 const MODEL = join(DEMO, "tiny-qwen3");

@@ -1,6 +1,7 @@
 /**
  * A monitor in a process of its own, so that tests can kill it: `node monitor-child.mjs PORT [OPTIONS AS JSON]`.
- * Prints its URL. Options: state, hostile, bare (a run that knows nothing yet), tickMs, elapsedHours, historyHours.
+ * Prints its URL. Options: state, hostile, bare (a run that knows nothing yet), s3 (its figures), tickMs, elapsedHours,
+ * historyHours.
  * SIGUSR2 keeps its main thread busy until the file `blockedUntil` exists; it says "blocked" and "free".
  */
 import { existsSync, mkdtempSync, rmSync, writeFileSync, writeSync } from "node:fs";
@@ -26,6 +27,7 @@ const run = scriptedRun({
   elapsedHours: options.elapsedHours,
   edit: (document) => {
     let edited = { ...document, run: { ...document.run, pid: process.pid } };
+    if (options.s3) edited = { ...edited, s3: { ...edited.s3, ...options.s3 } };
     if (options.bare) edited = bare(edited);
     if (options.hostile) edited = hostile(edited);
     return edited;

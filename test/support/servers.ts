@@ -174,7 +174,7 @@ function commandLine(
  * A child that the kernel kills when this process dies, however it dies: an orphaned server would hold its ports
  * and a gigabyte. Without util-linux's setpriv it is killed at a normal exit only.
  */
-export function startChild(
+function startChild(
   binary: string,
   args: string[],
   env: Record<string, string>,
@@ -196,7 +196,7 @@ export function startChild(
 }
 
 /** Kills the child by its id and waits until it is gone. */
-export function endChild(child: ChildProcess): Promise<void> {
+function endChild(child: ChildProcess): Promise<void> {
   return new Promise((resolve) => {
     if (child.exitCode !== null || child.signalCode !== null) return resolve();
     child.once("exit", () => resolve());

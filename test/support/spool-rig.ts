@@ -4,7 +4,8 @@ import { join } from "node:path";
 import { silentLog } from "../../src/base/log.ts";
 import type { PackLayout } from "../../src/pack/layout.ts";
 import { metadataBytesOf } from "../../src/pack/metadata.ts";
-import type { ReadyPack, Reservation, Spool, SpoolOptions } from "../../src/spool/spool.ts";
+import type { ReadyPack, Reservation } from "../../src/spool/reservation.ts";
+import type { Spool, SpoolOptions } from "../../src/spool/spool.ts";
 import type { UploaderEvent, UploaderOptions } from "../../src/spool/uploader.ts";
 import { type MadePack, makePack, tapNumbers } from "./packs.ts";
 

@@ -271,7 +271,7 @@ export async function keys(infos: AsyncIterable<ObjectInfo>): Promise<string[]> 
   return (await collect(infos)).map((info) => info.key);
 }
 
-export async function collect<T>(items: AsyncIterable<T>): Promise<T[]> {
+async function collect<T>(items: AsyncIterable<T>): Promise<T[]> {
   const all: T[] = [];
   for await (const item of items) all.push(item);
   return all;

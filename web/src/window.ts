@@ -23,7 +23,6 @@ export function stageWindow(before: StatusDocument, now: StatusDocument): StageW
       windowS >= WINDOW_S_MIN ? before.stages.find(({ name }) => name === stage.name) : undefined;
     const spent = (state: "busy" | "starved" | "blocked") =>
       Math.max(0, stage[state] - (earlier?.[state] ?? 0));
-    // Slots of a stage may exist only while they work: the rest of one slot's time at least, it waited for work.
     const worked = { busy: spent("busy"), blocked: spent("blocked") };
     // Slots of a stage may exist only while they work: what is missing of one slot's time was waiting for work.
     const total = Math.max(

@@ -1,5 +1,6 @@
-import { closeSync, openSync, readSync } from "node:fs";
+import { closeSync, openSync } from "node:fs";
 import type { InferenceSession } from "onnxruntime-node";
+import { readExactlySync } from "../../base/read-exactly.ts";
 import type { ModelWeights } from "../../model/weights.ts";
 import type { ExtractSample } from "../protocol.ts";
 import type { BatchIndices } from "./batch.ts";
@@ -123,12 +124,13 @@ export class GatePasses {
     const slot = taps.indexOf(tap);
     const states = new Uint16Array(group.batch.tokens * model.hidden);
     const rowValues = taps.length * model.hidden;
+    const cut = () => Object.assign(new Error(`${file} ends within the stored states`), { code: "EIO" });
     const fd = openSync(file, "r");
     try {
       let row = 0;
       for (const sample of group.samples) {
         const stored = new Uint16Array(sample.ids.length * rowValues);
-        readFully(fd, new Uint8Array(stored.buffer), sample.offset, file);
+        readExactlySync(fd, new Uint8Array(stored.buffer), { startByte: sample.offset, path: file, cut });
         for (let t = 0; t < sample.ids.length; t += 1, row += 1) {
           const startValue = t * rowValues + slot * model.hidden;
           states.set(stored.subarray(startValue, startValue + model.hidden), row * model.hidden);
@@ -138,13 +140,5 @@ export class GatePasses {
       closeSync(fd);
     }
     return states;
-  }
-}
-
-function readFully(fd: number, into: Uint8Array, startByte: number, file: string): void {
-  for (let filled = 0; filled < into.byteLength; ) {
-    const read = readSync(fd, into, filled, into.byteLength - filled, startByte + filled);
-    if (read === 0) throw Object.assign(new Error(`${file} ends within the stored states`), { code: "EIO" });
-    filled += read;
   }
 }

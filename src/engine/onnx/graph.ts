@@ -15,9 +15,9 @@ export const ONNX_TYPE = {
 export type OnnxType = keyof typeof ONNX_TYPE;
 
 /** com.microsoft holds ONNX Runtime's fused operators. */
-export type Domain = "" | "com.microsoft";
+type Domain = "" | "com.microsoft";
 
-export type Attribute = number | { float: number } | readonly number[];
+type Attribute = number | { float: number } | readonly number[];
 
 export interface NodeOptions {
   domain?: Domain;

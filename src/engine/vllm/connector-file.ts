@@ -1,6 +1,7 @@
-import { closeSync, fstatSync, openSync, readSync, writeSync } from "node:fs";
+import { closeSync, fstatSync, openSync, writeSync } from "node:fs";
 import { crc32c } from "../../base/checksum.ts";
 import { describeError, errnoOf } from "../../base/errors.ts";
+import { readExactlySync } from "../../base/read-exactly.ts";
 import {
   headerLength,
   parseHeader,
@@ -218,12 +219,9 @@ function readIds(fd: number, entry: TensorEntry, { ids, path }: CopyJob): Int32A
 }
 
 function readFully(fd: number, into: Uint8Array, startByte: number, path: string): void {
-  for (let filled = 0; filled < into.byteLength; ) {
-    const read = readSync(fd, into, filled, into.byteLength - filled, startByte + filled);
-    if (read === 0)
-      throw fileTrouble(`${path} ends at byte ${startByte + filled}, within what its header describes`);
-    filled += read;
-  }
+  const cut = (endByte: number) =>
+    fileTrouble(`${path} ends at byte ${endByte}, within what its header describes`);
+  readExactlySync(fd, into, { startByte, path, cut });
 }
 
 function writeFully(fd: number, bytes: Uint8Array, startByte: number): void {

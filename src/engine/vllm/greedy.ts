@@ -1,4 +1,5 @@
-import { closeSync, openSync, readSync } from "node:fs";
+import { closeSync, openSync } from "node:fs";
+import { readExactlySync } from "../../base/read-exactly.ts";
 import type { ModelConfig } from "../../model/config.ts";
 import { type ModelWeights, needTensor, openWeights, type WeightTensor } from "../../model/weights.ts";
 import type { CheckRequest, CheckResult, ExtractSample } from "../protocol.ts";
@@ -148,10 +149,7 @@ function readFloats(tensor: WeightTensor, start: number, count: number): Float32
 }
 
 function readFully(fd: number, into: Uint8Array, startByte: number, file: string): void {
-  for (let filled = 0; filled < into.byteLength; ) {
-    const read = readSync(fd, into, filled, into.byteLength - filled, startByte + filled);
-    if (read === 0)
-      throw Object.assign(new Error(`${file} ends at byte ${startByte + filled}`), { code: "EIO" });
-    filled += read;
-  }
+  const cut = (endByte: number) =>
+    Object.assign(new Error(`${file} ends at byte ${endByte}`), { code: "EIO" });
+  readExactlySync(fd, into, { startByte, path: file, cut });
 }

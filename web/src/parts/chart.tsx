@@ -18,7 +18,7 @@ interface Frame {
   t: number[];
 }
 
-interface Unit {
+export interface Unit {
   size: number;
   name: string;
 }
@@ -29,6 +29,8 @@ interface ChartProps {
   frame: Frame;
   /** What the axis counts in; default: the values themselves. */
   unit?: Unit;
+  /** The axis counts things: it has no halves. */
+  whole?: boolean;
 }
 
 /** The one cursor of all charts: an index into their common time axis, or null. */
@@ -36,6 +38,7 @@ const cursor = signal<number | null>(null);
 const shown = new Set<uPlot>();
 const SYNC_KEY = "run";
 const HEIGHT_PX = 132;
+const WHOLE_STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500];
 
 /** Moves the cursor by `step` points, or takes it away. */
 export function moveCursor(step: number | null, points: number): void {
@@ -57,7 +60,7 @@ export function moveCursor(step: number | null, points: number): void {
 }
 
 /** One small chart: its figures at the cursor (else the newest) stand above it as text. */
-export function Chart({ title, lines, frame, unit }: ChartProps) {
+export function Chart({ title, lines, frame, unit, whole }: ChartProps) {
   const box = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const dark = useDarkMode();
@@ -67,7 +70,7 @@ export function Chart({ title, lines, frame, unit }: ChartProps) {
   // The plot lives as long as its colours; data and range go into it below.
   useEffect(() => {
     if (!box.current || !known) return;
-    const made = new uPlot(optionsFor(box.current, lines, unit), [[]], box.current);
+    const made = new uPlot(optionsFor(box.current, { lines, unit, whole }), [[]], box.current);
     plot.current = made;
     shown.add(made);
     const watch = new ResizeObserver(([entry]) => {
@@ -124,7 +127,10 @@ export function Chart({ title, lines, frame, unit }: ChartProps) {
   );
 }
 
-function optionsFor(box: HTMLElement, lines: Line[], unit: Unit | undefined): uPlot.Options {
+function optionsFor(
+  box: HTMLElement,
+  { lines, unit, whole }: Pick<ChartProps, "lines" | "unit" | "whole">,
+): uPlot.Options {
   const style = getComputedStyle(box);
   const colourOf = (name: string) => style.getPropertyValue(`--${name}`).trim();
   const axis: Partial<uPlot.Axis> = {
@@ -163,6 +169,7 @@ function optionsFor(box: HTMLElement, lines: Line[], unit: Unit | undefined): uP
         size: 52,
         gap: 6,
         space: 28,
+        ...(whole ? { incrs: WHOLE_STEPS } : {}),
         grid: { stroke: colourOf("line"), width: 1 },
         values: (_, ticks) => ticks.map((tick) => axisLabel(tick, ticks, unit)),
       },

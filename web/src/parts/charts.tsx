@@ -4,7 +4,7 @@ import type { StatusDocument } from "../../../src/run/status.ts";
 import { bytes, duration, percent, rate, UNKNOWN } from "../format.ts";
 import { history, historyVersion, nowMs } from "../live.ts";
 import { withGaps } from "../series.ts";
-import { Chart, type Line, moveCursor } from "./chart.tsx";
+import { Chart, type Line, moveCursor, type Unit } from "./chart.tsx";
 import { HistoryTable } from "./history-table.tsx";
 
 const RANGES = [
@@ -39,7 +39,7 @@ export function Charts({ document: { run, spool } }: { document: StatusDocument 
     spool.budget_bytes >= 4 * 2 ** 30 ? { size: 2 ** 30, name: "GiB" } : { size: 2 ** 20, name: "MiB" };
   const budget = columns.t.map((_, i) => (columns.spool_bytes[i] === null ? null : spool.budget_bytes));
 
-  const charts: { title: string; lines: Line[] }[] = [
+  const charts: { title: string; lines: Line[]; unit?: Unit; whole?: boolean }[] = [
     { title: "Tokens/s", lines: [line("tokens/s", "a", columns, "tokens_per_s", perSecond)] },
     {
       title: "Produced and uploaded",
@@ -50,6 +50,7 @@ export function Charts({ document: { run, spool } }: { document: StatusDocument 
     },
     {
       title: "Spool",
+      unit: spoolUnit,
       lines: [
         line("in use", "a", columns, "spool_bytes", (value) =>
           bytes(value === null ? null : Math.round(value)),
@@ -67,6 +68,7 @@ export function Charts({ document: { run, spool } }: { document: StatusDocument 
     },
     {
       title: "Uploads in flight",
+      whole: true,
       lines: [
         line("in flight", "a", columns, "inflight", perSecond),
         line("limit", "limit", columns, "limit", perSecond),
@@ -132,12 +134,8 @@ export function Charts({ document: { run, spool } }: { document: StatusDocument 
             moveCursor(step ?? null, columns.t.length);
           }}
         >
-          {charts.map(({ title, lines }) => (
-            <Chart
-              key={title}
-              {...{ title, lines, frame }}
-              unit={title === "Spool" ? spoolUnit : undefined}
-            />
+          {charts.map((chart) => (
+            <Chart key={chart.title} {...chart} frame={frame} />
           ))}
         </div>
       )}
