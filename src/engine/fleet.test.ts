@@ -237,11 +237,14 @@ describe("an engine that dies", () => {
     expect(count(ran, "engine.hello")).toBe(1);
   });
 
-  test("because memory ran out: it comes back with smaller forwards", async () => {
+  test("because memory ran out: it comes back with half of what it took in a forward, however many batches were in it", async () => {
     const countFile = join(temporaryDirectory(), "lives");
-    const ran = await runAll([["--mode", "sigkill-itself", "--lives", "1", "--count", countFile]], batches);
+    const args = ["--mode", "sigkill-itself", "--rows", "4", "--forward-ms", "20"];
+    const ran = await runAll([[...args, "--lives", "2", "--count", countFile]], batches);
     expect(sorted(verdicts(ran))).toEqual(ALL_OK);
-    expect(ran.events.find((e) => e.event === "engine.smaller")).toMatchObject({ forward_tokens: 500_000 });
+    const loaded = ran.events.filter((e) => e.event === "engine.loaded");
+    expect(loaded.map((e) => e.forward_tokens)).toEqual([400_000, 200_000, 100_000]);
+    expect(count(ran, "engine.smaller")).toBe(2);
   });
 });
 

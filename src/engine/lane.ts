@@ -87,8 +87,9 @@ export class Lane {
   #lastError: string | null = null;
   #device: string | null = null;
   #devices: string[] = [];
+  /** Most tokens of a forward: what the present life takes, and what the next one is told; null: its own choice. */
   #forwardTokens: number | null = null;
-  #slotTokens: number | null = null;
+  #forwardTokensMax: number | null = null;
   #closed = new AbortController();
 
   constructor(engine: FleetEngine, options: LaneOptions) {
@@ -189,14 +190,15 @@ export class Lane {
     this.probesFailed = 0;
   }
 
-  /** Memory ran out with more than one sample in it: half of what it computes at once, from its next life on. */
+  /**
+   * Memory ran out with more than one sample in it: half of what it takes in one forward, from its next life on. Once
+   * a life, however many requests failed by it.
+   */
   makeSmaller(): void {
-    const given = this.#engine.load.options.forward_tokens;
-    const present =
-      this.#forwardTokens ?? (typeof given === "number" ? given : this.#up?.loaded?.slots.tokens);
-    if (!present || present <= 1) return;
-    this.#forwardTokens = present >> 1;
-    this.#options.log.warn("engine.smaller", { engine: this.label, forward_tokens: this.#forwardTokens });
+    const present = this.#forwardTokens;
+    if (present === null || present <= 1 || this.#forwardTokensMax === present >> 1) return;
+    this.#forwardTokensMax = present >> 1;
+    this.#options.log.warn("engine.smaller", { engine: this.label, forward_tokens: this.#forwardTokensMax });
   }
 
   progressed(tokens: number): void {
@@ -242,7 +244,7 @@ export class Lane {
     this.#device = load.device ?? engine.hello.devices[0]?.name ?? null;
     this.#enter("loading");
     const options = { ...load.options };
-    if (this.#forwardTokens !== null) options.forward_tokens = this.#forwardTokens;
+    if (this.#forwardTokensMax !== null) options.forward_tokens = this.#forwardTokensMax;
     const loaded = await engine.load({ ...load, options });
     const mismatch = describeMismatch(loaded, load.taps, shape);
     if (mismatch) {
@@ -258,7 +260,7 @@ export class Lane {
     }
     this.#up = engine;
     this.#devices = loaded.devices ?? [];
-    this.#slotTokens ??= loaded.slots.tokens;
+    this.#forwardTokens = loaded.forward_tokens ?? loaded.slots.tokens >> 1;
     this.#enter("running");
     log.info("engine.loaded", {
       engine: this.label,
@@ -268,6 +270,7 @@ export class Lane {
       kernels: loaded.kernels.join(" "),
       slot_tokens: loaded.slots.tokens,
       slot_batches: loaded.slots.batches,
+      forward_tokens: this.#forwardTokens,
     });
     return engine;
   }

@@ -84,7 +84,7 @@ async function answer(message) {
   return extract(message);
 }
 
-async function load({ id, taps: asked }) {
+async function load({ id, taps: asked, options }) {
   if (mode === "die-loading") process.exit(4);
   if (mode === "hang-loading") await hang();
   if (mode === "beat-loading") {
@@ -106,7 +106,8 @@ async function load({ id, taps: asked }) {
   say({
     type: "loaded", id, arch: "FakeForCausalLM", blocks: Math.max(...taps) + 1, hidden, vocab: 100_000,
     positions: null, dtype: "bfloat16", kernels: ["fake"],
-    slots: { tokens: 1_000_000, batches: Number(values.slots) }, checks: [],
+    slots: { tokens: 1_000_000, batches: Number(values.slots) },
+    forward_tokens: options.forward_tokens ?? 400_000, checks: [],
   }); // biome-ignore format: one message
 }
 
