@@ -55,6 +55,7 @@ const hang = () => new Promise(() => setInterval(() => {}, 60_000));
 
 if (mode === "hang-ignoring-sigterm" || mode === "slow-exit") process.on("SIGTERM", () => {});
 if (mode === "die-at-start") {
+  for (let frame = 1; frame <= 12; frame += 1) process.stderr.write(`frame ${frame}\n`);
   process.stderr.write("cannot start\n");
   process.exit(3);
 }
