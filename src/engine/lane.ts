@@ -1,4 +1,3 @@
-import { mkdirSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { fullJitterMs } from "../base/backoff.ts";
 import { EXIT } from "../base/errors.ts";
@@ -85,6 +84,7 @@ export class Lane {
   #deaths = 0;
   #restarts = 0;
   #lastError: string | null = null;
+  #lastStderr: readonly string[] = [];
   #device: string | null = null;
   #devices: string[] = [];
   /** Most tokens of a forward: what the present life takes, and what the next one is told; null: its own choice. */
@@ -118,6 +118,11 @@ export class Lane {
     return this.#lastError;
   }
 
+  /** The end of its stderr, as it was when it last died. */
+  get lastStderr(): readonly string[] {
+    return this.#lastStderr;
+  }
+
   /** Room for one more batch: up to `slots`, but two, so that it need not wait while the next one is claimed. */
   get hasRoom(): boolean {
     const slots = this.up?.loaded?.slots;
@@ -138,16 +143,17 @@ export class Lane {
         if (!(error instanceof EngineError)) throw error;
         // A program that is not there and a model that is refused are the same for all engines, and for ever.
         if (error.retry === "no" || error.exit === EXIT.configuration) throw error;
-        this.died(error.message);
+        this.died(error.brief, error.stderr);
       }
     }
     return null;
   }
 
   /** A death that we did not cause. Too many in a row without anything done, and the lane is given up. */
-  died(reason: string): void {
+  died(reason: string, stderr: readonly string[]): void {
     this.#deaths += 1;
     this.#lastError = reason;
+    this.#lastStderr = stderr;
     this.#up = null;
     if (this.over) return;
     if (this.#deaths >= this.#options.deathsMax) {
@@ -313,12 +319,4 @@ function describeMismatch(loaded: Loaded, taps: readonly number[], shape: States
   if (beyond !== undefined)
     return `tap ${beyond} is beyond the ${loaded.blocks} blocks that the engine loaded`;
   return null;
-}
-
-/** A scratch file of `bytes`, made anew. */
-export function makeScratch(directory: string, name: string, bytes: number): string {
-  mkdirSync(directory, { recursive: true, mode: 0o700 });
-  const file = join(directory, `${name}.bin`);
-  writeFileSync(file, Buffer.alloc(bytes), { mode: 0o600 });
-  return file;
 }
