@@ -60,6 +60,7 @@ describe.each(SUPPORTED)("%s against transformers' own states", (model) => {
   let engine: Engine;
   beforeAll(async () => {
     engine = await startEngine(join(MODELS, model), blocks, { forward_tokens: 700 });
+    expect(engine.loaded).toMatchObject({ forward_tokens: 700 });
   });
   afterAll(() => engine.kill());
 

@@ -51,6 +51,7 @@ describe.each(ALL)("%s against the golden states", (model) => {
 
   it("each sequence alone, then in mixed batches from several requests, every block; the gate passes", async () => {
     await load(model, { taps: blocks, options: { threads: 1, forward_tokens: 700 } });
+    expect(engine.loaded).toMatchObject({ forward_tokens: 700 });
     for (const [k, sequence] of golden.entries()) {
       const { states } = await extract(blocks, [{ row: k, ids: sequence.ids }]);
       expect(worstDistance(states.get(k)!, blocks, sequence), `s${k}`).toBeLessThanOrEqual(errorMax);

@@ -206,7 +206,7 @@ describe("what a good server gives", () => {
   test("open prompts keep within the tokens that were asked for", async () => {
     const fake = await startFake();
     const engine = await loadedEngine(fake, loadOf({ options: { ...QUICK, forward_tokens: 40 } }));
-    expect(engine.loaded!.slots.tokens).toBe(80);
+    expect(engine.loaded).toMatchObject({ slots: { tokens: 80 }, forward_tokens: 40 });
     const answer = await engine.extract(request(Array.from({ length: 12 }, (_, i) => idsOf(30, i))));
     expect(answer.samples).toHaveLength(12);
     expect(fake.openMax).toBeLessThanOrEqual(2);

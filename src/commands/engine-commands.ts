@@ -8,6 +8,7 @@ import { engineEnvironment, refusedEngineEnv } from "../engine/environment.ts";
 import { onnxEngineCommand } from "../engine/onnx/command.ts";
 import { choosePython, needPython, transformersEngineCommand } from "../engine/transformers.ts";
 import { type VllmTarget, vllmEngineCommand } from "../engine/vllm/command.ts";
+import { visibleGpus } from "./gpus.ts";
 
 /** How to start each engine, and what all of them are told at `load`. */
 export interface EnginePlan {
@@ -16,10 +17,10 @@ export interface EnginePlan {
 }
 
 export function planEngines(values: SettingValues, env: NodeJS.ProcessEnv): EnginePlan {
-  const { devices } = values;
+  const extra = Object.fromEntries(values.engineEnv);
+  const devices = values.devices ?? defaultDevices(values, env);
   const servers = values.engine === "vllm" && values.vllm.length > 0 ? values.vllm.length : undefined;
   const count = values.engines ?? servers ?? devices?.length ?? 1;
-  const extra = Object.fromEntries(values.engineEnv);
   const refused = refusedEngineEnv(extra);
   if (refused.length > 0) {
     throw new RunError({
@@ -47,6 +48,22 @@ export function planEngines(values: SettingValues, env: NodeJS.ProcessEnv): Engi
     },
   };
 }
+
+/**
+ * All GPUs that are seen, for an engine each; null: nobody chooses for the engines. That is so where the person has
+ * chosen in another way: by a number of engines, by their environment, or by one server that is told to spread.
+ */
+function defaultDevices(values: SettingValues, env: NodeJS.ProcessEnv): string[] | null {
+  const { engine, engines, engineEnv, serve, vllmArg } = values;
+  if (engine === "onnx" || (engine === "vllm" && !serve)) return null;
+  if (engines !== null || engineEnv.some(([name]) => name === "CUDA_VISIBLE_DEVICES")) return null;
+  if (engine === "vllm" && vllmArg.some((word) => SPREADS.test(word))) return null;
+  const seen = visibleGpus(env);
+  return seen.length > 0 ? seen : null;
+}
+
+/** vLLM's arguments for a model over several GPUs. */
+const SPREADS = /^(?:--(?:tensor|pipeline|data)[-_]parallel[-_]size|-[tpd]p)(?:=|$)/;
 
 /** The devices of one engine, as CUDA_VISIBLE_DEVICES names them; null: whatever it sees. */
 function devicesOf(engine: number, engines: number, devices: string[] | null): string | null {

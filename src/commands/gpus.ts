@@ -1,5 +1,5 @@
 import { peakFlops } from "../monitor/card-peak.ts";
-import type { GpuReading } from "../monitor/nvidia-smi.ts";
+import { type GpuReading, readGpus } from "../monitor/nvidia-smi.ts";
 import type { EngineStatus, StatusDocument } from "../run/status.ts";
 
 /** The same document, with each engine's cards beside it: their figures, and the share of their peak that it uses. */
@@ -11,6 +11,23 @@ export function withGpus(document: StatusDocument, readings: readonly GpuReading
     return { ...engine, gpu, flops_share: shareOfPeak(engine, cards, flops_per_token) };
   });
   return { ...document, engines };
+}
+
+/** The GPUs that a process of this environment sees, as CUDA_VISIBLE_DEVICES names them. Empty: none is known of. */
+export function visibleGpus(env: NodeJS.ProcessEnv): string[] {
+  const cards = readGpus(env);
+  const named = env.CUDA_VISIBLE_DEVICES;
+  if (named === undefined) return cards.map(({ uuid, gpu }) => uuid ?? String(gpu.index));
+  const names = named.split(",").map((name) => name.trim());
+  // CUDA looks no further than the first that is not there.
+  const end = names.findIndex((name) => !isThere(name, cards));
+  return end < 0 ? names : names.slice(0, end);
+}
+
+/** Where nvidia-smi shows no cards, as in some containers, the variable is believed. Parts of a card it does not list. */
+function isThere(name: string, cards: readonly GpuReading[]): boolean {
+  if (cards.length === 0 || name.startsWith("MIG-")) return /^(?:\d+$|GPU-|MIG-)/.test(name);
+  return cards.some((reading) => isNamed(reading, name));
 }
 
 /** CUDA takes the beginning of a UUID for the whole, if it names one card only. */

@@ -33,6 +33,8 @@ export interface EngineErrorFields
   rows?: readonly number[];
   retry?: Retry;
   errno?: string | null;
+  /** The last lines of the engine's stderr, few enough for a message. They are added to `message`. */
+  stderr?: readonly string[];
 }
 
 /**
@@ -45,10 +47,18 @@ export class EngineError extends RunError {
   readonly rows: readonly number[];
   readonly retry: Retry;
   readonly errno: string | null;
+  /** In one line, with the last of stderr's: for a table's cell, or a row. */
+  readonly brief: string;
+  readonly stderr: readonly string[];
 
   constructor(fields: EngineErrorFields) {
-    super({ safe: "committed packs and the spool are untouched", exit: EXIT.engine, ...fields });
+    const { stderr = [] } = fields;
+    const lines = stderr.map((line) => `\n    ${line}`).join("");
+    const message = `${fields.message}${lines && `; the end of the engine's stderr:${lines}`}`;
+    super({ safe: "committed packs and the spool are untouched", exit: EXIT.engine, ...fields, message });
     this.name = "EngineError";
+    this.brief = `${fields.message}${stderr.length > 0 ? `; its last words: ${stderr.at(-1)}` : ""}`;
+    this.stderr = stderr;
     this.kind = fields.kind;
     this.fault = fields.fault ?? null;
     this.rows = fields.rows ?? [];

@@ -73,7 +73,6 @@ describe("a well-behaved child", () => {
       });
     });
     expect(new Set(seen)).toEqual(new Set([0, 1, 2]));
-    expect(engine.tokensPerSecond).not.toBeNull();
   });
 
   test("ends by itself when it is asked to, and says so", async () => {
@@ -181,7 +180,12 @@ describe("a child that dies", () => {
   test("at its start: its last words are told", async () => {
     const promise = start(["--mode", "die-at-start"]);
     await expect(promise).rejects.toMatchObject({ kind: "start", fault: "hello-missing" });
-    await expect(promise).rejects.toThrow("cannot start");
+    const end = [4, 5, 6, 7, 8, 9, 10, 11, 12].map((frame) => `    frame ${frame}\n`).join("");
+    await expect(promise).rejects.toThrow(`the end of the engine's stderr:\n${end}    cannot start`);
+    await expect(promise).rejects.not.toThrow("frame 3");
+    await expect(promise).rejects.toMatchObject({
+      brief: "engine fake-0: it exited with code 3 before its hello; its last words: cannot start",
+    });
   });
 
   test("because there is no such program: what could not be started is told", async () => {

@@ -1,12 +1,14 @@
-import { EXIT } from "../base/errors.ts";
 import { type Log, plainText } from "../base/log.ts";
-import { Child, type ChildEnd, type EngineCommand } from "./child.ts";
+import { parseAnswer } from "./answer.ts";
+import { Child, type EngineCommand } from "./child.ts";
 import { ChildLog } from "./child-log.ts";
 import { type Clock, realClock } from "./clock.ts";
-import { EngineError, type FailureKind, Fault, type ProtocolFault, type Retry } from "./engine-error.ts";
+import { type EngineError, type FailureKind, Fault, type ProtocolFault, type Retry } from "./engine-error.ts";
+import { describeExit, type Ending, type EngineExit, exitError } from "./engine-exit.ts";
+import { type AnyWaiting, Outstanding, type Silence } from "./outstanding.ts";
 import { type ExtractAnswer, PendingExtract } from "./pending-extract.ts";
 import {
-  Answer,
+  type Answer,
   type Checked,
   type CheckRequest,
   type ErrorAnswer,
@@ -19,7 +21,7 @@ import {
   type Request,
   type States,
 } from "./protocol.ts";
-import { DEFAULT_LIMITS, type EngineLimits, Pace } from "./watchdog.ts";
+import { DEFAULT_LIMITS, type EngineLimits } from "./watchdog.ts";
 
 export interface EngineOptions {
   command: EngineCommand;
@@ -35,39 +37,6 @@ export interface EngineOptions {
   /** Aborting it kills the child, whatever it does. */
   signal?: AbortSignal;
 }
-
-export interface EngineExit {
-  code: number | null;
-  signal: NodeJS.Signals | null;
-  /** One sentence. */
-  reason: string;
-  kind: FailureKind;
-  fault: ProtocolFault | null;
-  killedByUs: boolean;
-  /** It took its leave as the protocol has it. */
-  saidBye: boolean;
-  stderrTail: string[];
-}
-
-interface Waiting<Outcome> {
-  id: number;
-  resolve: (outcome: Outcome) => void;
-  reject: (error: EngineError) => void;
-  /** When it was sent, became the oldest, or last made progress: what the watchdog counts from. */
-  sinceMs: number;
-}
-interface WaitingLoad extends Waiting<Loaded> {
-  kind: "load";
-}
-interface WaitingCheck extends Waiting<Checked> {
-  kind: "check";
-}
-interface WaitingExtract extends Waiting<ExtractAnswer> {
-  kind: "extract";
-  pending: PendingExtract;
-  onProgress: ((tokensDone: number, tokensTotal: number) => void) | undefined;
-}
-type AnyWaiting = WaitingLoad | WaitingCheck | WaitingExtract;
 
 /**
  * The parent's side of one engine: one child process in a process group of its own, from `start` to `exited`.
@@ -86,21 +55,12 @@ export class Engine {
   readonly #clock: Clock;
   readonly #limits: EngineLimits;
   readonly #stderr: ChildLog;
-  readonly #pace: Pace;
-  readonly #waiting = new Map<number, AnyWaiting>();
+  readonly #outstanding: Outstanding;
   readonly #startedMs: number;
   #greeted!: { resolve: (hello: Hello) => void; reject: (error: EngineError) => void };
   #hello: Hello | null = null;
   #loaded: Loaded | null = null;
-  #nextId = 1;
-  /** The first thing that went wrong or was asked of it; what its end is reported as. */
-  #end: {
-    kind: FailureKind;
-    fault: ProtocolFault | null;
-    message: string;
-    rows: readonly number[];
-    retry: Retry;
-  } | null = null;
+  #end: Ending | null = null;
   #exit: EngineExit | null = null;
   #saidBye = false;
   #cancelWatchdog = () => {};
@@ -121,7 +81,7 @@ export class Engine {
     this.#log = log;
     this.#clock = options.clock ?? realClock;
     this.#limits = { ...DEFAULT_LIMITS, ...options.limits };
-    this.#pace = new Pace(this.#limits);
+    this.#outstanding = new Outstanding(this.#clock, this.#limits);
     this.#stderr = new ChildLog({
       path: stderrFile,
       bytesMax: options.stderrBytesMax ?? 8 * 2 ** 20,
@@ -143,7 +103,7 @@ export class Engine {
       onPipeClosed: () => this.#breach("pipe-closed", "it closed its answers' pipe and lives on"),
     });
     this.pid = this.#child.pid;
-    this.exited = this.#untilExit(command, signal);
+    this.exited = this.#untilExit(command.file, signal);
     this.#arm();
   }
 
@@ -162,11 +122,6 @@ export class Engine {
     return this.#end === null && this.#exit === null;
   }
 
-  /** By the running median of its forwards; null before the first. */
-  get tokensPerSecond(): number | null {
-    return this.#pace.tokensPerSecond;
-  }
-
   stderrTail(): string[] {
     return this.#stderr.tail();
   }
@@ -174,7 +129,7 @@ export class Engine {
   /** Resolves with the model's facts. Rejects (the child is gone) also where the child answers with an error. */
   load(request: Omit<LoadRequest, "type" | "id">): Promise<Loaded> {
     return new Promise((resolve, reject) => {
-      const id = this.#nextId++;
+      const id = this.#outstanding.newId();
       this.#ask({ kind: "load", id, resolve, reject, sinceMs: 0 }, { ...request, type: "load", id });
     });
   }
@@ -185,7 +140,7 @@ export class Engine {
     onProgress?: (tokensDone: number, tokensTotal: number) => void,
   ): Promise<ExtractAnswer> {
     return new Promise((resolve, reject) => {
-      const id = this.#nextId++;
+      const id = this.#outstanding.newId();
       const pending = new PendingExtract(request);
       this.#ask(
         { kind: "extract", id, resolve, reject, sinceMs: 0, pending, onProgress },
@@ -197,7 +152,7 @@ export class Engine {
   /** The gate's checks. Rejects (the child is gone) also where the child answers with an error. */
   check(request: Omit<CheckRequest, "type" | "id">): Promise<Checked> {
     return new Promise((resolve, reject) => {
-      const id = this.#nextId++;
+      const id = this.#outstanding.newId();
       this.#ask({ kind: "check", id, resolve, reject, sinceMs: 0 }, { ...request, type: "check", id });
     });
   }
@@ -230,8 +185,7 @@ export class Engine {
       waiting.reject(this.#error(waiting, this.#exit));
       return;
     }
-    waiting.sinceMs = this.#clock.nowMs();
-    this.#waiting.set(waiting.id, waiting);
+    this.#outstanding.add(waiting);
     if (this.usable) this.#send(message);
     this.#arm();
   }
@@ -299,22 +253,22 @@ export class Engine {
     const waiting = this.#find(loaded, "load");
     if (!waiting) return;
     this.#loaded = loaded;
-    this.#close(waiting);
+    this.#outstanding.close(waiting);
     waiting.resolve(loaded);
   }
 
   #onChecked(checked: Checked): void {
     const waiting = this.#find(checked, "check");
     if (!waiting) return;
-    this.#close(waiting);
+    this.#outstanding.close(waiting);
     waiting.resolve(checked);
   }
 
   #onProgress(progress: Progress): void {
     const waiting = this.#find(progress, null);
-    if (waiting?.kind === "check") waiting.sinceMs = this.#clock.nowMs();
+    if (waiting?.kind === "check") this.#outstanding.stepped(waiting);
     if (waiting?.kind !== "extract") return;
-    this.#advance(waiting, waiting.pending.progress(progress));
+    this.#outstanding.advance(waiting, waiting.pending.progress(progress));
     waiting.onProgress?.(waiting.pending.tokensDone, waiting.pending.tokensTotal);
   }
 
@@ -323,8 +277,8 @@ export class Engine {
     if (!waiting) return;
     const before = waiting.pending.tokensDone;
     const answer = waiting.pending.states(states);
-    this.#advance(waiting, waiting.pending.tokensDone - before);
-    this.#close(waiting);
+    this.#outstanding.advance(waiting, waiting.pending.tokensDone - before);
+    this.#outstanding.close(waiting);
     waiting.resolve(answer);
   }
 
@@ -340,63 +294,30 @@ export class Engine {
     }
     const done = waiting.pending.error(answer);
     if (!done) return;
-    this.#close(waiting);
+    this.#outstanding.close(waiting);
     waiting.resolve(done);
   }
 
   /** The request that `answer` is for; null where none is and that is no fault. `kind` null: any. */
   #find<Kind extends AnyWaiting["kind"]>(answer: { type: string; id: number }, kind: Kind | null) {
-    const waiting = this.#waiting.get(answer.id);
-    if (waiting && (kind === null || waiting.kind === kind)) {
-      return waiting as Extract<AnyWaiting, { kind: Kind }>;
-    }
-    if (waiting) {
-      throw new Fault(
-        "wrong-answer",
-        `request ${answer.id} is a ${waiting.kind}, found ${answer.type} for it`,
-      );
-    }
+    const waiting = this.#outstanding.find(answer, kind);
     // Once it was asked to stop, an answer on its way is no fault.
-    if (this.#end) return null;
-    if (answer.id > 0 && answer.id < this.#nextId) {
-      const message = `request ${answer.id} was answered already, found ${answer.type} for it`;
-      throw new Fault("answered-twice", message);
-    }
-    throw new Fault("wrong-id", `request ${answer.id} was never sent, found ${answer.type} for it`);
+    if (!waiting && !this.#end) throw this.#outstanding.faultOf(answer);
+    return waiting;
   }
 
   // --- the watchdog ---
-
-  #oldest(): AnyWaiting | undefined {
-    return this.#waiting.values().next().value;
-  }
-
-  /** `waiting` got further by `tokens`. */
-  #advance(waiting: WaitingExtract, tokens: number): void {
-    if (tokens === 0) return;
-    const nowMs = this.#clock.nowMs();
-    this.#pace.did(tokens);
-    if (waiting === this.#oldest()) this.#pace.closeInterval(nowMs - waiting.sinceMs);
-    waiting.sinceMs = nowMs;
-  }
-
-  /** The request is answered; the next oldest is counted from now, not from when it was sent. */
-  #close(waiting: AnyWaiting): void {
-    const wasOldest = waiting === this.#oldest();
-    this.#waiting.delete(waiting.id);
-    const oldest = this.#oldest();
-    if (wasOldest && oldest) oldest.sinceMs = this.#clock.nowMs();
-  }
 
   #arm(): void {
     this.#cancelWatchdog();
     this.#cancelWatchdog = () => {};
     if (!this.usable) return;
-    const [what, sinceMs, limitMs] = this.#patience();
-    if (limitMs === null) return;
+    const silence = this.#silence();
+    if (!silence) return;
+    const { what, sinceMs, limitMs } = silence;
     const expire = () => {
       if (!this.usable) return;
-      if (this.#patience()[1] !== sinceMs) return this.#arm();
+      if (this.#silence()?.sinceMs !== sinceMs) return this.#arm();
       this.#fail({
         kind: "hang",
         message: `${what} for ${Math.round(limitMs / 1000)} s, its limit`,
@@ -408,18 +329,9 @@ export class Engine {
     this.#cancelWatchdog = this.#clock.setTimer(read, Math.max(0, sinceMs + limitMs - this.#clock.nowMs()));
   }
 
-  #patience(): [what: string, sinceMs: number, limitMs: number | null] {
-    if (!this.#hello) return ["it did not say hello", this.#startedMs, this.#limits.loadMs];
-    const oldest = this.#oldest();
-    if (!oldest) return ["", 0, null];
-    switch (oldest.kind) {
-      case "load":
-        return ["it was loading", oldest.sinceMs, this.#limits.loadMs];
-      case "check":
-        return ["it was silent in a check", oldest.sinceMs, this.#limits.firstForwardMs];
-      case "extract":
-        return ["it made no progress", oldest.sinceMs, this.#pace.limitMs(oldest.pending.longestTokens)];
-    }
+  #silence(): Silence | null {
+    if (this.#hello) return this.#outstanding.silence();
+    return { what: "it did not say hello", sinceMs: this.#startedMs, limitMs: this.#limits.loadMs };
   }
 
   // --- its end ---
@@ -450,45 +362,21 @@ export class Engine {
     else this.#child.expectExit();
   }
 
-  async #untilExit(command: EngineCommand, signal: AbortSignal | undefined): Promise<EngineExit> {
+  async #untilExit(file: string, signal: AbortSignal | undefined): Promise<EngineExit> {
     const onAbort = () => void this.kill("the run was aborted");
     signal?.addEventListener("abort", onAbort, { once: true });
     const end = await this.#child.exited;
     signal?.removeEventListener("abort", onAbort);
     this.#cancelWatchdog();
-    this.#exit = this.#describeExit(command, end);
+    this.#exit = describeExit(end, {
+      file,
+      ending: this.#end,
+      hello: this.#hello,
+      saidBye: this.#saidBye,
+      stderrTail: this.#stderr.tail(),
+    });
     this.#settle(this.#exit);
     return this.#exit;
-  }
-
-  #describeExit(command: EngineCommand, end: ChildEnd): EngineExit {
-    const { code, signal, killedByUs, spawnError } = end;
-    const facts = { code, signal, killedByUs, saidBye: this.#saidBye, stderrTail: this.#stderr.tail() };
-    if (spawnError) {
-      const reason = `${command.file} could not be started: ${spawnError.message}`;
-      return { ...facts, reason, kind: "start", fault: null };
-    }
-    if (this.#end)
-      return { ...facts, reason: this.#end.message, kind: this.#end.kind, fault: this.#end.fault };
-    const ended = signal ? `it was ended by ${signal}` : `it exited with code ${code}`;
-    if (signal === "SIGKILL" && this.#onCpu()) {
-      // The kernel's out-of-memory killer leaves no other trace that a parent can see.
-      return {
-        ...facts,
-        reason: `${ended}, as the kernel does when memory runs out`,
-        kind: "oom",
-        fault: null,
-      };
-    }
-    if (!this.#hello) {
-      return { ...facts, reason: `${ended} before its hello`, kind: "start", fault: "hello-missing" };
-    }
-    const reason = this.#saidBye ? `${ended} with a bye that nobody asked for` : ended;
-    return { ...facts, reason, kind: "crash", fault: null };
-  }
-
-  #onCpu(): boolean {
-    return this.#hello === null || this.#hello.devices.every((device) => device.uuid === null);
   }
 
   #settle(exit: EngineExit): void {
@@ -502,40 +390,15 @@ export class Engine {
       reason: exit.reason,
     });
     if (!this.#hello) this.#greeted.reject(this.#error(null, exit));
-    for (const waiting of this.#waiting.values()) waiting.reject(this.#error(waiting, exit));
-    this.#waiting.clear();
+    this.#outstanding.rejectAll((waiting) => this.#error(waiting, exit));
   }
 
   #error(waiting: AnyWaiting | null, exit: EngineExit): EngineError {
-    const own = waiting?.kind === "extract" ? new Set(waiting.pending.rows) : new Set<number>();
-    const lastWords = exit.stderrTail.at(-1);
-    return new EngineError({
-      op: waiting ? `${waiting.kind === "extract" ? "extract states" : waiting.kind}` : "start engine",
-      subject: this.label,
-      message: `engine ${this.label}: ${exit.reason}${lastWords ? `; its last words: ${lastWords}` : ""}`,
-      hint: "the engine's log has its whole stderr",
-      kind: exit.kind,
-      fault: exit.fault,
-      rows: (this.#end?.rows ?? []).filter((row) => own.has(row)),
-      retry: this.#end?.retry ?? (exit.kind === "oom" ? "smaller" : "restart"),
-      // A program that is not there is not there the next time either.
-      exit: exit.kind === "start" && exit.fault === null ? EXIT.configuration : EXIT.engine,
-      remedy: "retry",
-    });
+    const asked = waiting?.kind === "extract" ? waiting.pending.rows : [];
+    const op = waiting ? OPERATIONS[waiting.kind] : "start engine";
+    return exitError(exit, { op, label: this.label, asked });
   }
 }
 
-function parseAnswer(line: string): Answer {
-  let json: unknown;
-  try {
-    json = JSON.parse(line);
-  } catch {
-    throw new Fault("not-json", `expected a line of JSON as an answer, found "${plainText(line, 120)}"`);
-  }
-  const parsed = Answer.safeParse(json);
-  if (parsed.success) return parsed.data;
-  const issue = parsed.error.issues[0];
-  const where = `${issue?.path.join(".") || "type"}: ${issue?.message}`;
-  const found = `found "${plainText(line, 120)}" (${where})`;
-  throw new Fault("not-a-message", `expected a message of the engine protocol, ${found}`);
-}
+/** As an error names them. */
+const OPERATIONS = { load: "load", check: "check", extract: "extract states" } as const;

@@ -1,4 +1,4 @@
-import { readFileSync, writeFileSync } from "node:fs";
+import { readFileSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { describe, expect, onTestFinished, test } from "vitest";
 import {
@@ -14,7 +14,8 @@ import {
 import { crc32c } from "../base/checksum.ts";
 import { RunError } from "../base/errors.ts";
 import { type LogEvent, makeLog } from "../base/log.ts";
-import { type BatchOutcome, Fleet, type FleetOptions, type Work } from "./fleet.ts";
+import { Fleet, type FleetOptions } from "./fleet.ts";
+import type { BatchOutcome, Work } from "./work.ts";
 
 interface Ran {
   fleet: Fleet;
@@ -111,6 +112,8 @@ const IMPATIENT = { firstForwardMs: 1_000, forwardFloorMs: 1_000, stopGraceMs: 2
 const batches = Array.from({ length: 12 }, (_, b) => [b * 3, b * 3 + 1, b * 3 + 2]);
 const ALL_OK = new Map(batches.flat().map((row) => [row, "ok"]));
 const count = (ran: Ran, event: string) => ran.events.filter((e) => e.event === event).length;
+const skips = ({ outcomes }: Ran) =>
+  outcomes.flatMap((outcome) => (outcome.kind === "states" ? outcome.skipped : [])).length;
 const sorted = (rows: Map<number, string>) => new Map([...rows].sort(([a], [b]) => a - b));
 
 describe("healthy engines", () => {
@@ -192,7 +195,7 @@ describe("an engine that dies", () => {
       const ran = await runAll([["--mode", mode, "--lives", "1", "--count", countFile]], batches);
       expect(sorted(verdicts(ran))).toEqual(ALL_OK);
       expect(ran.fleet.status()[0]!.restarts).toBe(1);
-      expect(ran.fleet.skips).toBe(0);
+      expect(skips(ran)).toBe(0);
     },
   );
 
@@ -223,12 +226,15 @@ describe("an engine that dies", () => {
     expect(["failed", "stopped"]).toContain(bad!.state);
   });
 
-  test("again and again, and there is no other: the run stops, saying why", async () => {
-    const ran = begin([["--mode", "die-loading"]], batches);
+  test("again and again, and there is no other: the run stops, saying why, with the end of its stderr", async () => {
+    const ran = begin([["--mode", "die-at-start"]], batches);
     await expect(ran.run).rejects.toMatchObject({ name: "EngineError", exit: 7 });
     await expect(ran.run).rejects.toThrow("died 5 times in a row");
+    await expect(ran.run).rejects.toThrow("\n    frame 12\n    cannot start");
     expect(ran.outcomes).toEqual([]);
-    expect(ran.fleet.status()[0]).toMatchObject({ state: "failed", restarts: 4 });
+    const status = ran.fleet.status()[0]!;
+    expect(status).toMatchObject({ state: "failed", restarts: 4 });
+    expect(status.last_error).not.toContain("\n");
   });
 
   test("because the model is refused: the run stops at once, with its reason", async () => {
@@ -237,11 +243,14 @@ describe("an engine that dies", () => {
     expect(count(ran, "engine.hello")).toBe(1);
   });
 
-  test("because memory ran out: it comes back with smaller forwards", async () => {
+  test("because memory ran out: it comes back with half of what it took in a forward, however many batches were in it", async () => {
     const countFile = join(temporaryDirectory(), "lives");
-    const ran = await runAll([["--mode", "sigkill-itself", "--lives", "1", "--count", countFile]], batches);
+    const args = ["--mode", "sigkill-itself", "--rows", "4", "--forward-ms", "20"];
+    const ran = await runAll([[...args, "--lives", "2", "--count", countFile]], batches);
     expect(sorted(verdicts(ran))).toEqual(ALL_OK);
-    expect(ran.events.find((e) => e.event === "engine.smaller")).toMatchObject({ forward_tokens: 500_000 });
+    const loaded = ran.events.filter((e) => e.event === "engine.loaded");
+    expect(loaded.map((e) => e.forward_tokens)).toEqual([400_000, 200_000, 100_000]);
+    expect(count(ran, "engine.smaller")).toBe(2);
   });
 });
 
@@ -333,7 +342,7 @@ describe("a row that cannot be done", () => {
     expect(rows.get(13)).toContain(`${kind}: `);
     rows.set(13, "ok");
     expect(rows).toEqual(ALL_OK);
-    expect(ran.fleet.skips).toBe(1);
+    expect(skips(ran)).toBe(1);
     const lives = ran.events.filter((e) => e.event === "engine.row-failed" && e.row === 13);
     expect(lives.length).toBeGreaterThanOrEqual(3);
   });
@@ -341,7 +350,7 @@ describe("a row that cannot be done", () => {
   test("with a single engine, and a row that hangs it: the same", async () => {
     const ran = await runAll([["--mode", "hang-first", "--rows", "13"]], batches, { limits: IMPATIENT });
     expect(verdicts(ran).get(13)).toContain("hang: ");
-    expect(ran.fleet.skips).toBe(1);
+    expect(skips(ran)).toBe(1);
   });
 
   test("alone in its batch, the first of the run: others go first", async () => {
@@ -375,7 +384,7 @@ describe("a sick engine", () => {
     async (mode) => {
       const ran = await runAll([["--mode", mode], []], batches);
       expect(sorted(verdicts(ran))).toEqual(ALL_OK);
-      expect(ran.fleet.skips).toBe(0);
+      expect(skips(ran)).toBe(0);
       expect(ran.fleet.status()[0]!.state).toBe("failed");
       expect(count(ran, "engine.given-up")).toBe(1);
     },
@@ -384,7 +393,7 @@ describe("a sick engine", () => {
   test("that is the only one stops the run", async () => {
     const ran = begin([["--mode", "fail-rows"]], batches);
     await expect(ran.run).rejects.toThrow("rows in a row");
-    expect(ran.fleet.skips).toBe(0);
+    expect(skips(ran)).toBe(0);
   });
 
   test("that mixes samples up when they come together does not agree with itself, and is stopped", async () => {
@@ -431,6 +440,35 @@ test("a full disk is nobody's fault: the batch is given back and taken again whe
   expect(outcomes.filter(({ kind }) => kind === "no-space")).toHaveLength(1);
   expect(outcomes.filter(({ kind }) => kind === "states")).toHaveLength(batches.length - 1);
   expect(ran.fleet.status()[0]).toMatchObject({ restarts: 0, last_error: null });
+});
+
+test("nor is it where an engine is to be probed: the same", async () => {
+  const scratchDirectory = temporaryDirectory();
+  const probe = join(scratchDirectory, "probe-fake-0.bin");
+  symlinkSync("/dev/full", probe);
+  const back: Work[] = [];
+  const ran: Ran = begin([["--mode", "fail-rows", "--rows", "13"]], [[13], [14]], {
+    scratchDirectory,
+    next: async (engine, signal) => (await ran.give(engine, signal)) ?? back.shift() ?? null,
+    done: (outcome) => {
+      ran.outcomes.push(outcome);
+      if (outcome.kind !== "no-space") return;
+      rmSync(probe);
+      back.push(outcome.work);
+    },
+  });
+  await ran.run;
+  expect(ran.outcomes.map(({ kind }) => kind)).toEqual(["states", "no-space", "states"]);
+  expect(count(ran, "engine.probe-failed")).toBe(0);
+  expect(verdicts(ran).get(13)).toContain("nonfinite: ");
+});
+
+test("a full disk does not stop a run by its canary", async () => {
+  const directory = temporaryDirectory();
+  for (const row of batches.flat()) symlinkSync("/dev/full", join(directory, `canary-fake-0-${row}.bin`));
+  const canary = { everyBatches: 1, tolerance: 0.1, strikesMax: 1 };
+  const ran = await runAll([["--mode", "mixes-up"]], batches, { canary, scratchDirectory: directory });
+  expect(sorted(verdicts(ran))).toEqual(ALL_OK);
 });
 
 describe("stop", () => {

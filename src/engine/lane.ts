@@ -1,4 +1,3 @@
-import { mkdirSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { fullJitterMs } from "../base/backoff.ts";
 import { EXIT } from "../base/errors.ts";
@@ -85,10 +84,12 @@ export class Lane {
   #deaths = 0;
   #restarts = 0;
   #lastError: string | null = null;
+  #lastStderr: readonly string[] = [];
   #device: string | null = null;
   #devices: string[] = [];
+  /** Most tokens of a forward: what the present life takes, and what the next one is told; null: its own choice. */
   #forwardTokens: number | null = null;
-  #slotTokens: number | null = null;
+  #forwardTokensMax: number | null = null;
   #closed = new AbortController();
 
   constructor(engine: FleetEngine, options: LaneOptions) {
@@ -117,6 +118,11 @@ export class Lane {
     return this.#lastError;
   }
 
+  /** The end of its stderr, as it was when it last died. */
+  get lastStderr(): readonly string[] {
+    return this.#lastStderr;
+  }
+
   /** Room for one more batch: up to `slots`, but two, so that it need not wait while the next one is claimed. */
   get hasRoom(): boolean {
     const slots = this.up?.loaded?.slots;
@@ -137,16 +143,17 @@ export class Lane {
         if (!(error instanceof EngineError)) throw error;
         // A program that is not there and a model that is refused are the same for all engines, and for ever.
         if (error.retry === "no" || error.exit === EXIT.configuration) throw error;
-        this.died(error.message);
+        this.died(error.brief, error.stderr);
       }
     }
     return null;
   }
 
   /** A death that we did not cause. Too many in a row without anything done, and the lane is given up. */
-  died(reason: string): void {
+  died(reason: string, stderr: readonly string[]): void {
     this.#deaths += 1;
     this.#lastError = reason;
+    this.#lastStderr = stderr;
     this.#up = null;
     if (this.over) return;
     if (this.#deaths >= this.#options.deathsMax) {
@@ -189,14 +196,15 @@ export class Lane {
     this.probesFailed = 0;
   }
 
-  /** Memory ran out with more than one sample in it: half of what it computes at once, from its next life on. */
+  /**
+   * Memory ran out with more than one sample in it: half of what it takes in one forward, from its next life on. Once
+   * a life, however many requests failed by it.
+   */
   makeSmaller(): void {
-    const given = this.#engine.load.options.forward_tokens;
-    const present =
-      this.#forwardTokens ?? (typeof given === "number" ? given : this.#up?.loaded?.slots.tokens);
-    if (!present || present <= 1) return;
-    this.#forwardTokens = present >> 1;
-    this.#options.log.warn("engine.smaller", { engine: this.label, forward_tokens: this.#forwardTokens });
+    const present = this.#forwardTokens;
+    if (present === null || present <= 1 || this.#forwardTokensMax === present >> 1) return;
+    this.#forwardTokensMax = present >> 1;
+    this.#options.log.warn("engine.smaller", { engine: this.label, forward_tokens: this.#forwardTokensMax });
   }
 
   progressed(tokens: number): void {
@@ -242,7 +250,7 @@ export class Lane {
     this.#device = load.device ?? engine.hello.devices[0]?.name ?? null;
     this.#enter("loading");
     const options = { ...load.options };
-    if (this.#forwardTokens !== null) options.forward_tokens = this.#forwardTokens;
+    if (this.#forwardTokensMax !== null) options.forward_tokens = this.#forwardTokensMax;
     const loaded = await engine.load({ ...load, options });
     const mismatch = describeMismatch(loaded, load.taps, shape);
     if (mismatch) {
@@ -258,7 +266,7 @@ export class Lane {
     }
     this.#up = engine;
     this.#devices = loaded.devices ?? [];
-    this.#slotTokens ??= loaded.slots.tokens;
+    this.#forwardTokens = loaded.forward_tokens ?? loaded.slots.tokens >> 1;
     this.#enter("running");
     log.info("engine.loaded", {
       engine: this.label,
@@ -268,6 +276,7 @@ export class Lane {
       kernels: loaded.kernels.join(" "),
       slot_tokens: loaded.slots.tokens,
       slot_batches: loaded.slots.batches,
+      forward_tokens: this.#forwardTokens,
     });
     return engine;
   }
@@ -310,12 +319,4 @@ function describeMismatch(loaded: Loaded, taps: readonly number[], shape: States
   if (beyond !== undefined)
     return `tap ${beyond} is beyond the ${loaded.blocks} blocks that the engine loaded`;
   return null;
-}
-
-/** A scratch file of `bytes`, made anew. */
-export function makeScratch(directory: string, name: string, bytes: number): string {
-  mkdirSync(directory, { recursive: true, mode: 0o700 });
-  const file = join(directory, `${name}.bin`);
-  writeFileSync(file, Buffer.alloc(bytes), { mode: 0o600 });
-  return file;
 }

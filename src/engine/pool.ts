@@ -1,4 +1,5 @@
 import { rm } from "node:fs/promises";
+import { RunError } from "../base/errors.ts";
 import type { Log } from "../base/log.ts";
 import { Stage } from "../base/stage.ts";
 import { Bell } from "./bell.ts";
@@ -7,9 +8,10 @@ import { refusedRows, type StatesShape } from "./check-states.ts";
 import type { Clock } from "./clock.ts";
 import type { Engine } from "./engine.ts";
 import { EngineError } from "./engine-error.ts";
-import { type FleetEngine, Lane, type LaneOptions, makeScratch } from "./lane.ts";
+import { type FleetEngine, Lane, type LaneOptions } from "./lane.ts";
 import type { ExtractSample } from "./protocol.ts";
 import { nextCulprits, type Trial, type Where } from "./retry.ts";
+import { makeScratch } from "./scratch.ts";
 
 export interface PoolOptions extends Omit<LaneOptions, "newLife" | "onChange"> {
   engines: readonly FleetEngine[];
@@ -111,11 +113,14 @@ export class EnginePool {
     }
   }
 
-  /** Whether the known-good row passes in this engine; one that fails it is started anew, and then given up. */
+  /**
+   * Whether the known-good row passes in this engine; one that fails it is started anew, and then given up. Throws as
+   * `makeScratch` does.
+   */
   async probe(lane: Lane): Promise<boolean> {
     const sample = { ...this.knownGood!, offset: 0 };
     const bytes = sample.ids.length * this.#shape.taps * this.#shape.hidden * 2;
-    const file = makeScratch(this.#options.scratchDirectory, `probe-${lane.label}`, bytes);
+    const file = await makeScratch(this.#options.scratchDirectory, `probe-${lane.label}`, bytes);
     if (!lane.up) return false;
     let reason: string;
     try {
@@ -128,7 +133,7 @@ export class EnginePool {
     } catch (error) {
       // Its death counts by itself.
       if (!(error instanceof EngineError)) throw error;
-      reason = error.message;
+      reason = error.brief;
     }
     this.#options.throwIfStopping();
     this.#log.warn("engine.probe-failed", { engine: lane.label, row: sample.row, reason });
@@ -141,17 +146,22 @@ export class EnginePool {
   /** The states of a sample that passed before, computed again; null where that failed, which counts elsewhere. */
   async recompute(lane: Lane, sample: ExtractSample): Promise<Buffer | null> {
     const bytes = sample.ids.length * this.#shape.taps * this.#shape.hidden * 2;
-    const file = makeScratch(this.#options.scratchDirectory, `canary-${lane.label}-${sample.row}`, bytes);
+    const name = `canary-${lane.label}-${sample.row}`;
+    let file: string | null = null;
     try {
+      file = await makeScratch(this.#options.scratchDirectory, name, bytes);
+      // It may have died meanwhile, or be held by a batch that wants it for itself.
+      if (!lane.up || lane.held) return null;
       const alone = { ...sample, offset: 0 };
       const answer = await this.ask(lane, { attempt: 1, file, samples: [alone] });
       if (refusedRows([alone], answer.samples, this.#shape).length > 0) return null;
       return await readStatesBytes(file, 0, bytes);
     } catch (error) {
       if (error instanceof EngineError) return null;
+      if (error instanceof RunError && error.remedy === "retry") return null;
       throw error;
     } finally {
-      await rm(file, { force: true });
+      if (file) await rm(file, { force: true });
     }
   }
 

@@ -92,6 +92,8 @@ export const Loaded = z.object({
   devices: z.array(z.string()).optional(),
   /** How much the engine wants outstanding to keep itself full. */
   slots: z.object({ tokens: count, batches: count }),
+  /** Most tokens of one forward, half of which it is told after memory ran out. Left out: half of `slots.tokens`. */
+  forward_tokens: count.optional(),
   /** Which checks this engine can do. */
   checks: z.array(CheckKind),
 });

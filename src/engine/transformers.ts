@@ -15,8 +15,8 @@ export interface TransformersOptions {
   packageDirectory?: string;
 }
 
-/** What the child needs, as `pip` names it; python/forebay/engine/versions.py holds the same. */
-const LEAST: Record<string, [major: number, minor: number]> = {
+/** What the child needs, as `pip` names it; python/forebay/engine/versions.py and pyproject.toml hold the same. */
+export const LEAST: Record<string, [major: number, minor: number]> = {
   torch: [2, 13],
   transformers: [5, 19],
   safetensors: [0, 6],
@@ -53,13 +53,12 @@ export function transformersEngineCommand(options: TransformersOptions): EngineC
   };
 }
 
-/** Which Python a person means: `--python`, FOREBAY_PYTHON, an active virtual environment, `python3`. */
+/** Which Python a person means: the one they gave, that of an active virtual environment, `python3`. */
 export function choosePython(
   given: string | null,
   env: Readonly<Record<string, string | undefined>>,
 ): string {
   if (given !== null) return given;
-  if (env.FOREBAY_PYTHON) return env.FOREBAY_PYTHON;
   const active = env.VIRTUAL_ENV ?? env.CONDA_PREFIX;
   return active ? join(active, "bin/python") : "python3";
 }

@@ -64,13 +64,6 @@ export class Pace {
     const tokens = Math.max(longestTokens, ...this.#forwardTokens);
     return Math.max(forwardFloorMs, forwardFactor * median(this.#msPerToken) * tokens);
   }
-
-  /** Tokens a second by the running median; null before the first forward. */
-  get tokensPerSecond(): number | null {
-    if (this.#msPerToken.length === 0) return null;
-    const ms = median(this.#msPerToken);
-    return ms > 0 ? 1000 / ms : null;
-  }
 }
 
 function keepLast(values: number[], value: number): void {

@@ -1,4 +1,4 @@
-import { type ChildProcessByStdio, spawn } from "node:child_process";
+import { type ChildProcessByStdio, spawn, spawnSync } from "node:child_process";
 import { createInterface } from "node:readline";
 import type { Readable } from "node:stream";
 import { errnoOf } from "../base/errors.ts";
@@ -37,6 +37,20 @@ const OLD_AFTER_MS = 15_000;
 const RESTART_MS_MIN = 10_000;
 const RESTART_MS_MAX = 300_000;
 const MIB = 2 ** 20;
+const FORMAT = "--format=csv,noheader,nounits";
+/** With many cards and no driver kept loaded it takes seconds. */
+const READ_MS_MAX = 15_000;
+
+/** The cards as they are now, asked once. Empty where there are none, no such command, or a driver that hangs. */
+export function readGpus(env: NodeJS.ProcessEnv, command = "nvidia-smi"): GpuReading[] {
+  const { stdout } = spawnSync(command, [`--query-gpu=${QUERY}`, FORMAT], {
+    env,
+    encoding: "utf8",
+    timeout: READ_MS_MAX,
+    killSignal: "SIGKILL",
+  });
+  return (stdout ?? "").split("\n").flatMap((line) => parseGpuLine(line) ?? []);
+}
 
 /**
  * Follows the cards through one long nvidia-smi child, which needs no native build of ours. A machine without
@@ -56,14 +70,10 @@ export function watchGpus({
   let closed = false;
 
   const start = () => {
-    const started = spawn(
-      command,
-      [`--query-gpu=${QUERY}`, "--format=csv,noheader,nounits", "-l", String(everyS)],
-      {
-        env,
-        stdio: ["ignore", "pipe", "pipe"],
-      },
-    );
+    const started = spawn(command, [`--query-gpu=${QUERY}`, FORMAT, "-l", String(everyS)], {
+      env,
+      stdio: ["ignore", "pipe", "pipe"],
+    });
     child = started;
     let said = "";
     started.stderr.on("data", (bytes: Buffer) => {

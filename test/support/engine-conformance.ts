@@ -99,6 +99,7 @@ export function describeEngine(name: string, make: () => EngineUnderTest | Promi
       expect(engine.loaded).toMatchObject(under.facts);
       expect(engine.loaded!.slots.batches).toBeGreaterThan(0);
       expect(engine.loaded!.slots.tokens).toBeGreaterThan(0);
+      expect(engine.loaded!.forward_tokens ?? 1).toBeGreaterThan(0);
     });
 
     test("several requests are outstanding; bytes, checksums, ids and statistics are those of the files", async () => {

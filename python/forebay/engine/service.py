@@ -131,6 +131,7 @@ class Service:
                 "kernels": model.kernels,
                 "devices": model.gpus,
                 "slots": {"tokens": 2 * self._loaded.limits.tokens, "batches": SLOT_BATCHES},
+                "forward_tokens": self._loaded.limits.tokens,
                 "checks": CHECKS,
             },
             True,

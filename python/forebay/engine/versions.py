@@ -3,10 +3,11 @@
 import importlib.metadata
 import re
 
-#: Qwen3.5 and the loading rules that model.py relies on came with these.
-LEAST = {"torch": (2, 13), "transformers": (5, 19)}
-SHOWN = ("torch", "transformers", "safetensors", "numpy", "crc32c", "flash-linear-attention", "causal-conv1d")
-INSTALL = "pip install 'torch>=2.13' 'transformers>=5.19' safetensors numpy crc32c"
+#: src/engine/transformers.ts and pyproject.toml hold the same. Qwen3.5 and the loading rules that model.py relies on
+#: came with these of torch and transformers.
+LEAST = {"torch": (2, 13), "transformers": (5, 19), "safetensors": (0, 6), "numpy": (1, 26), "crc32c": (2, 7)}
+SHOWN = (*LEAST, "flash-linear-attention", "causal-conv1d")
+INSTALL = "pip install " + " ".join(f"'{name}>={major}.{minor}'" for name, (major, minor) in LEAST.items())
 
 
 def installed() -> dict[str, str]:
@@ -22,10 +23,9 @@ def installed() -> dict[str, str]:
 
 def shortcoming(found: dict[str, str]) -> str | None:
     """What is missing or too old, with the command that helps; None where all is well."""
-    for name in ("torch", "transformers", "safetensors", "numpy", "crc32c"):
+    for name, least in LEAST.items():
         if name not in found:
             return f"the package {name} is not installed: {INSTALL}"
-    for name, least in LEAST.items():
         if tuple(int(part) for part in re.findall(r"\d+", found[name])[:2]) < least:
             return f"expected {name} {'.'.join(map(str, least))} or newer, found {found[name]}: {INSTALL}"
     return None

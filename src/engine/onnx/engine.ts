@@ -114,6 +114,7 @@ export class OnnxEngine {
       dtype: "float32",
       kernels: ["onnxruntime-cpu"],
       slots: { tokens: 2 * settings.forwardTokens, batches: SLOT_BATCHES },
+      forward_tokens: settings.forwardTokens,
       checks: ["injection", "pad-independence", "greedy"],
     });
   }

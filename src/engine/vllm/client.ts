@@ -22,6 +22,14 @@ export interface Completion {
   nextToken: number | null;
 }
 
+interface HttpRequest {
+  method: "GET" | "POST";
+  path: string;
+  body: string | undefined;
+  /** Aborts it, also while the answer is being read. */
+  deadline: AbortSignal | undefined;
+}
+
 interface HttpAnswer {
   status: number;
   type: string;
@@ -34,6 +42,8 @@ const ANSWER_BYTES_MAX = 64 * 2 ** 20;
 const BUSY = new Set([429, 502, 503, 504]);
 const BUSY_RETRIES = 4;
 const BUSY_DELAY = { baseMs: 500, capMs: 8_000, random: Math.random };
+/** A server answers what it is asked about itself in milliseconds; one that is tokenising a long prompt, in seconds. */
+const LOOK_MS_MAX = 10_000;
 
 const id = z.number().int().nonnegative();
 const ModelList = z.object({
@@ -62,13 +72,18 @@ const ErrorBody = z.union([
   z.object({ message: z.string() }).transform(({ message }) => message),
 ]);
 
-/** One vLLM server over HTTP. Every method rejects with a VllmError whose message is for a person. */
+/**
+ * One vLLM server over HTTP. Every method rejects with a VllmError whose message is for a person. A GET rejects after
+ * `lookMsMax` (default 10 s); how long a completion may take is for who waits for it.
+ */
 export class VllmClient {
   readonly url: string;
   readonly #agent: HttpAgent | HttpsAgent;
+  readonly #lookMsMax: number;
 
-  constructor(url: string) {
+  constructor(url: string, { lookMsMax = LOOK_MS_MAX }: { lookMsMax?: number } = {}) {
     this.url = url.replace(/\/+$/, "");
+    this.#lookMsMax = lookMsMax;
     const options = { keepAlive: true, maxSockets: Number.POSITIVE_INFINITY };
     this.#agent = url.startsWith("https:") ? new HttpsAgent(options) : new HttpAgent(options);
   }
@@ -144,7 +159,7 @@ export class VllmClient {
     this.#agent.destroy();
   }
 
-  async #patiently(method: string, path: string, body: string): Promise<HttpAnswer> {
+  async #patiently(method: "GET" | "POST", path: string, body: string): Promise<HttpAnswer> {
     for (let attempt = 0; ; attempt += 1) {
       const answer = await this.#once(method, path, body);
       if (!BUSY.has(answer.status) || attempt === BUSY_RETRIES) return answer;
@@ -152,26 +167,33 @@ export class VllmClient {
     }
   }
 
-  async #once(method: string, path: string, body?: string): Promise<HttpAnswer> {
+  async #once(method: "GET" | "POST", path: string, body?: string): Promise<HttpAnswer> {
+    const deadline = method === "GET" ? AbortSignal.timeout(this.#lookMsMax) : undefined;
     try {
-      return await this.#send(method, path, body);
+      return await this.#send({ method, path, body, deadline });
     } catch (error) {
       if (error instanceof VllmError) throw error;
+      if (deadline?.aborted) {
+        const seconds = this.#lookMsMax / 1000;
+        throw serverGone(`expected an answer to GET ${path} of ${this.url} within ${seconds} s, found none`);
+      }
       throw serverGone(`no answer from the vLLM server at ${this.url}: ${(error as Error).message}`);
     }
   }
 
   /** Once more where a kept connection turns out to have been closed meanwhile: the server never saw that request. */
-  #send(method: string, path: string, body: string | undefined, isAgain = false): Promise<HttpAnswer> {
+  #send(asked: HttpRequest, isAgain = false): Promise<HttpAnswer> {
+    const { method, path, body, deadline: signal } = asked;
     const send = this.url.startsWith("https:") ? httpsRequest : httpRequest;
     return new Promise((resolve, reject) => {
       const headers = body === undefined ? {} : { "content-type": "application/json" };
-      const request = send(`${this.url}${path}`, { method, headers, agent: this.#agent }, (response) => {
+      const options = { method, headers, agent: this.#agent, ...(signal ? { signal } : {}) };
+      const request = send(`${this.url}${path}`, options, (response) => {
         this.#read(response).then(resolve, reject);
       });
       request.on("error", (error: NodeJS.ErrnoException) => {
         const wasStale = request.reusedSocket && (error.code === "ECONNRESET" || error.code === "EPIPE");
-        if (wasStale && !isAgain) resolve(this.#send(method, path, body, true));
+        if (wasStale && !isAgain) resolve(this.#send(asked, true));
         else reject(error);
       });
       request.end(body);

@@ -142,7 +142,8 @@ export class VllmEngine {
       dtype,
       kernels: [`vllm ${version ?? "of an unknown version"}`],
       devices: this.#options.devices,
-      slots: { tokens: settings.openTokensMax, batches: SLOT_BATCHES },
+      slots: { tokens: 2 * settings.forwardTokens, batches: SLOT_BATCHES },
+      forward_tokens: settings.forwardTokens,
       checks: canCheckGreedy(model, taps, request.model) ? ["greedy"] : [],
     });
   }
@@ -239,7 +240,8 @@ export class VllmEngine {
 
   #hasRoom({ ids }: JobSample, { settings, taps, model }: Loaded): boolean {
     if (this.#open.size === 0) return true;
-    if (this.#open.size >= OPEN_MAX || this.#openTokens + ids.length > settings.openTokensMax) return false;
+    if (this.#open.size >= OPEN_MAX || this.#openTokens + ids.length > 2 * settings.forwardTokens)
+      return false;
     const free = this.#folder === null ? null : freeBytes(this.#folder);
     const bytes = fileBytes(ids.length, taps.length, model.hidden);
     return free === null || this.#comingBytes + bytes <= ROOM_SHARE * free;

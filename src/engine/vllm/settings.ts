@@ -2,8 +2,8 @@ import { z } from "zod";
 
 /** How one vllm child works. */
 export interface VllmSettings {
-  /** Tokens of prompts that are open at once: two of vLLM's batches, so that it has the next when one is done. */
-  openTokensMax: number;
+  /** Tokens of one of vLLM's batches. Prompts of two are open at once, so that it has the next when one is done. */
+  forwardTokens: number;
   /** How long a connector's file may take after the answer. Below the watchdog's least limit of 60 s. */
   fileWaitMs: number;
   /** How long a server that does not answer is waited for before the child gives up (and is started anew). */
@@ -28,7 +28,7 @@ const CONNECT_MS = 15_000;
 export function readSettings(options: Record<string, unknown>): VllmSettings {
   const given = Options.parse(options);
   return {
-    openTokensMax: 2 * (given.forward_tokens ?? FORWARD_TOKENS),
+    forwardTokens: given.forward_tokens ?? FORWARD_TOKENS,
     fileWaitMs: given.file_wait_ms ?? FILE_WAIT_MS,
     connectMs: given.connect_ms ?? CONNECT_MS,
   };

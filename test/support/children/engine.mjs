@@ -55,6 +55,7 @@ const hang = () => new Promise(() => setInterval(() => {}, 60_000));
 
 if (mode === "hang-ignoring-sigterm" || mode === "slow-exit") process.on("SIGTERM", () => {});
 if (mode === "die-at-start") {
+  for (let frame = 1; frame <= 12; frame += 1) process.stderr.write(`frame ${frame}\n`);
   process.stderr.write("cannot start\n");
   process.exit(3);
 }
@@ -84,7 +85,7 @@ async function answer(message) {
   return extract(message);
 }
 
-async function load({ id, taps: asked }) {
+async function load({ id, taps: asked, options }) {
   if (mode === "die-loading") process.exit(4);
   if (mode === "hang-loading") await hang();
   if (mode === "beat-loading") {
@@ -106,7 +107,8 @@ async function load({ id, taps: asked }) {
   say({
     type: "loaded", id, arch: "FakeForCausalLM", blocks: Math.max(...taps) + 1, hidden, vocab: 100_000,
     positions: null, dtype: "bfloat16", kernels: ["fake"],
-    slots: { tokens: 1_000_000, batches: Number(values.slots) }, checks: [],
+    slots: { tokens: 1_000_000, batches: Number(values.slots) },
+    forward_tokens: options.forward_tokens ?? 400_000, checks: [],
   }); // biome-ignore format: one message
 }
 
