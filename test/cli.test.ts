@@ -258,6 +258,8 @@ describe("a run on this machine", () => {
     expect(good).toMatchObject({ generation: 1, verb: "run", settings: { taps: { text: "1,3" } } });
     expect(await codes(wrong)).toEqual([2, 78, 78, 4]);
     expect(launch()).toEqual(good);
+    expect(await codes([[...wrong[3]!, "--detach"]])).toEqual([4]);
+    expect(launch()).toEqual(good);
 
     const more = await forebay([...args, "--engines", "2"]);
     expect(more.code, more.stderr).toBe(0);
