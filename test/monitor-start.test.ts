@@ -37,13 +37,13 @@ test("an engine that takes long to load, and then long over its first batch, is 
 
   const starts: StatusDocument[] = [];
   const shown = new Set<string>();
-  for (
-    let document = await statusOf(url);
-    document.run.state === "starting";
-    document = await statusOf(url)
-  ) {
+  for (;;) {
+    const text = (await page.locator(".answer.state .more").textContent()) ?? "";
+    // Asked after the text was read: what a page says of a run that has just begun to work is another matter.
+    const document = await statusOf(url);
+    if (document.run.state !== "starting") break;
     starts.push(document);
-    shown.add((await page.locator(".answer.state .more").textContent()) ?? "");
+    shown.add(text);
     await page.waitForTimeout(100);
   }
   const phases = starts.map(({ run: { phase } }) => phase).filter((phase, i, all) => phase !== all[i - 1]);
