@@ -1,7 +1,7 @@
 import { defineConfig } from "vitest/config";
 import { BaseSequencer, type TestSpecification } from "vitest/node";
 
-// As in cli.ts: the SDK tells every process about Node versions of next year.
+// As in main.ts: the SDK tells every process about Node versions of next year.
 process.env.AWS_SDK_JS_NODE_VERSION_SUPPORT_WARNING_DISABLED ??= "true";
 
 /** The files that take longest, from most to least: begun first, none of them is left running alone at the end. */
@@ -82,7 +82,7 @@ export default defineConfig({
       },
     ],
     // Files of the system project wait for processes and servers half of their time.
-    maxWorkers: 3,
+    maxWorkers: 4,
     sequence: { sequencer: SlowestFirst },
   },
 });

@@ -111,7 +111,8 @@ async function record(name, runOptions) {
   if (!/^[\w.-]+$/.test(name)) throw new Error(`--record: expected a plain name, found "${name}"`);
   const raw = join(tmpdir(), `forebay-recording-${process.pid}.jsonl`);
   rmSync(raw, { force: true });
-  const run = spawn(process.execPath, [join(ROOT, "dist/cli.js"), "run", ...runOptions], {
+  // Not the bundle of dist/cli.js: what listens has to get at single modules.
+  const run = spawn(process.execPath, [join(ROOT, "dist/main.js"), "run", ...runOptions], {
     stdio: ["ignore", "inherit", "inherit"],
     env: {
       ...process.env,

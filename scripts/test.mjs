@@ -1,8 +1,9 @@
 #!/usr/bin/env node
-// npm test [-- FILTER...]: set-up, build, vitest (unit, system; then quiet, alone), then pytest in python/.
-// --long adds test/long. FILTERs are parts of test file paths, as vitest takes them; with one, pytest is left out
+// npm test [-- FILTER...]: set-up, build, vitest (unit, system) with pytest in python/ beside it, then vitest (quiet)
+// alone. --long adds test/long. FILTERs are parts of test file paths, as vitest takes them; with one, pytest is left out
 // unless it names something under python/. The very last line is "N passed, N failed", over all runners.
-import { spawnSync } from "node:child_process";
+import { spawn } from "node:child_process";
+import { once } from "node:events";
 import { existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
@@ -17,6 +18,7 @@ import {
 } from "./setup.mjs";
 
 const ROOT = dirname(dirname(fileURLToPath(import.meta.url)));
+const SETUP = join(ROOT, "scripts/setup.mjs");
 const args = process.argv.slice(2);
 const long = args.includes("--long");
 const filters = args.filter((argument) => !argument.startsWith("--"));
@@ -25,23 +27,25 @@ const pythonFilters = filters.filter((filter) => filter.startsWith("python/"));
 const vitestFilters = filters.filter((filter) => !filter.startsWith("python/"));
 
 setupPackages();
-setupS3Servers();
-const hasPython = setupPython();
-if (long) {
-  setupVersitygw();
-  if (hasPython) setupSpeculators();
-}
-const { build } = await import("./build.mjs");
-
+// Servers and Python packages come in while the program is built.
+const others = once(spawn(process.execPath, [SETUP, "--python"], { stdio: "inherit" }), "exit");
 const results = [];
 try {
-  await build();
-  if (vitestFilters.length > 0 || filters.length === 0) {
-    results.push(runVitest(["unit", "system", ...(long ? ["long"] : [])]));
-    // What holds a run's speed against itself wants the machine to itself.
-    results.push(runVitest(["quiet"]));
+  const { build } = await import("./build.mjs");
+  await build().finally(() => others);
+  // Again where that failed, so that the reason stands here; else they only look.
+  setupS3Servers();
+  const hasPython = setupPython();
+  if (long) {
+    setupVersitygw();
+    if (hasPython) setupSpeculators();
   }
-  if (hasPythonTests() && (pythonFilters.length > 0 || filters.length === 0)) results.push(runPytest());
+  const pytest = pythonFilters.length > 0 || filters.length === 0 ? startPytest(hasPython) : null;
+  const hasVitest = vitestFilters.length > 0 || filters.length === 0;
+  if (hasVitest) results.push(await runVitest(["unit", "system", ...(long ? ["long"] : [])]));
+  if (pytest) results.push(await pytest());
+  // What holds a run's speed against itself wants the machine to itself.
+  if (hasVitest) results.push(await runVitest(["quiet"]));
 } catch (error) {
   console.error(error.message);
   results.push({ passed: 0, failed: 1 });
@@ -53,12 +57,12 @@ process.exitCode = failed > 0 || passed === 0 ? 1 : 0;
 console.log(`${passed} passed, ${failed} failed`);
 
 /** A file that could not be loaded, or an error outside any test, counts as one failure. */
-function runVitest(names) {
+async function runVitest(names) {
   const report = temporaryFile("vitest.json");
   const projects = names.flatMap((name) => ["--project", name]);
   const vitest = join(ROOT, "node_modules/vitest/vitest.mjs");
   const reporters = ["--reporter=default", "--reporter=json", `--outputFile.json=${report.path}`];
-  const status = run(process.execPath, [
+  const { status } = await run(process.execPath, [
     vitest,
     "run",
     ...projects,
@@ -78,21 +82,22 @@ function runVitest(names) {
   return { passed: found.numPassedTests, failed: failures === 0 && status !== 0 ? 1 : failures };
 }
 
-function runPytest() {
-  if (!hasPython) return { passed: 0, failed: 1 };
+/** Begins pytest beside vitest; what it returns waits for it, and prints what it said. */
+function startPytest(hasPython) {
+  if (!hasPython) return () => ({ passed: 0, failed: 1 });
   const report = temporaryFile("pytest.xml");
   const tests = pythonFilters.length > 0 ? pythonFilters : ["python"];
-  const status = run(VENV_PYTHON, ["-m", "pytest", "-q", `--junitxml=${report.path}`, ...tests]);
-  const xml = existsSync(report.path) ? readFileSync(report.path, "utf8") : "";
-  report.remove();
-  const count = (name) => Number(new RegExp(`<testsuite[^>]* ${name}="(\\d+)"`).exec(xml)?.[1] ?? 0);
-  const failures = count("failures") + count("errors");
-  const done = count("tests") - failures - count("skipped");
-  return { passed: done, failed: failures === 0 && status !== 0 ? 1 : failures };
-}
-
-function hasPythonTests() {
-  return existsSync(join(ROOT, "python/tests"));
+  const ended = run(VENV_PYTHON, ["-m", "pytest", "-q", `--junitxml=${report.path}`, ...tests], "pipe");
+  return async () => {
+    const { status, output } = await ended;
+    process.stdout.write(output);
+    const xml = existsSync(report.path) ? readFileSync(report.path, "utf8") : "";
+    report.remove();
+    const count = (name) => Number(new RegExp(`<testsuite[^>]* ${name}="(\\d+)"`).exec(xml)?.[1] ?? 0);
+    const failures = count("failures") + count("errors");
+    const done = count("tests") - failures - count("skipped");
+    return { passed: done, failed: failures === 0 && status !== 0 ? 1 : failures };
+  };
 }
 
 function temporaryFile(name) {
@@ -100,12 +105,15 @@ function temporaryFile(name) {
   return { path: join(directory, name), remove: () => rmSync(directory, { recursive: true, force: true }) };
 }
 
-function run(command, argv) {
+/** `stdio` "pipe": its stdout and stderr become `output`. */
+async function run(command, argv, stdio = "inherit") {
   // The AWS SDK announces in each worker that it will drop Node 20 one day.
   const env = { ...process.env, AWS_SDK_JS_NODE_VERSION_SUPPORT_WARNING_DISABLED: "true" };
-  const { status, error } = spawnSync(command, argv, { cwd: ROOT, stdio: "inherit", env });
-  if (error) throw error;
-  return status;
+  const child = spawn(command, argv, { cwd: ROOT, stdio: ["inherit", stdio, stdio], env });
+  const output = [];
+  for (const stream of [child.stdout, child.stderr]) stream?.on("data", (piece) => output.push(piece));
+  const [status] = await once(child, "close");
+  return { status, output: Buffer.concat(output) };
 }
 
 function sum(numbers) {

@@ -2,7 +2,7 @@ import { readdirSync, readFileSync } from "node:fs";
 import { dirname, join, relative, resolve } from "node:path";
 import { expect, test } from "vitest";
 
-/** Which folder may import which; docs/architecture.md draws it. commands/ and cli.ts wire the parts and may import all. */
+/** Which folder may import which; docs/architecture.md draws it. commands/ and main.ts wire the parts and may import all. */
 const MAY_IMPORT: Record<string, string[]> = {
   base: [],
   dataset: ["base"],
@@ -23,7 +23,7 @@ const ONLY_FROM: [RegExp, RegExp][] = [
   [/^onnxruntime-node/, /^engine\/onnx\//],
   [/^@aws-sdk\/client-s3/, /^store\/s3/],
   [/^hono|^@hono\//, /^monitor\//],
-  [/^commander/, /^(cli\.ts|commands\/)/],
+  [/^commander/, /^(main\.ts|commands\/)/],
 ];
 
 const source = dirname(new URL(import.meta.url).pathname);
@@ -57,7 +57,7 @@ test("heavy packages are loaded only where they belong", () => {
 
 /** What is begun often and must begin fast, and what none of it may load before it is asked for. */
 const QUICK_STARTS = [
-  "cli.ts",
+  "main.ts",
   "commands/run.ts",
   "commands/supervise.ts",
   "spool/files-worker.ts",
@@ -70,13 +70,13 @@ test.each(QUICK_STARTS)("%s loads nothing slow on its start", (entry) => {
   const reached = loadedWith(entry);
   expect([...reached].filter((target) => SLOW_TO_LOAD.test(target))).toEqual([]);
   // The verbs are loaded one at a time.
-  if (entry === "cli.ts") expect(reached).not.toContain("commands/run.ts");
+  if (entry === "main.ts") expect(reached).not.toContain("commands/run.ts");
   // The control: what is loaded is found.
   expect(loadedWith("commands/tokenize.ts")).toContain("tokenizers");
 });
 
 test("parts are handed their environment: no process.env, no process.exit outside commands and entry files", () => {
-  const entries = /^(commands\/|cli\.ts|.*(child|worker|keeper)\.ts$)/;
+  const entries = /^(commands\/|(cli|main)\.ts|.*(child|worker|keeper)\.ts$)/;
   const strays = shipped.filter(
     (file) =>
       !entries.test(file) &&

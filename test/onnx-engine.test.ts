@@ -54,6 +54,7 @@ afterEach(async () => {
 });
 afterAll(() => rmSync(scratch, { recursive: true, force: true }));
 
+// Each sequence alone, and in chunks, goes through the whole program in golden-run.test.ts.
 describe.each(SUPPORTED)("%s against transformers' own states", (model) => {
   const golden = readGolden(model);
   const blocks = golden[0]!.blocks;
@@ -63,13 +64,6 @@ describe.each(SUPPORTED)("%s against transformers' own states", (model) => {
     expect(engine.loaded).toMatchObject({ forward_tokens: 700 });
   });
   afterAll(() => engine.kill());
-
-  it("each sequence alone, every block", async () => {
-    for (const [k, sequence] of golden.entries()) {
-      const { states } = await extract(engine, blocks, [{ row: k, ids: sequence.ids }]);
-      expectGolden(states.get(k)!, blocks, sequence);
-    }
-  });
 
   it("in mixed batches, with prefixes of every length beside them, from several requests at once", async () => {
     const rows = mixedRows(golden);
@@ -95,15 +89,6 @@ describe.each(SUPPORTED)("%s against transformers' own states", (model) => {
     swapTaps(file, samples, { taps: blocks.length, hidden: golden[0]!.hiddenSize, first: 0, second: 1 });
     const swapped = await engine.check({ kinds: ["injection"], file, samples });
     expect(swapped.results[0]).toMatchObject({ kind: "injection", ok: false, tap: 0 });
-  });
-
-  it("with prefill chunks of 64", async () => {
-    const chunking = await start(model, blocks, { prefill_chunk_tokens: 64 });
-    const rows = golden.map(({ ids }, row) => ({ row, ids }));
-    const { states, forwards } = await extract(chunking, blocks, rows);
-    // 300 tokens in 5 chunks, 128 in 2, and the short ones.
-    expect(forwards).toBeGreaterThanOrEqual(8);
-    for (const [k, sequence] of golden.entries()) expectGolden(states.get(k)!, blocks, sequence);
   });
 });
 
@@ -148,6 +133,17 @@ describe("what is answered", () => {
       ],
     );
     expect(together.states.get(1)).toEqual(alone.states.get(0));
+  });
+
+  it("chunks of 64 tokens take several forwards, and give the golden states", async () => {
+    const [model, golden] = ["tiny-qwen3", readGolden("tiny-qwen3")];
+    const blocks = golden[0]!.blocks;
+    const chunking = await start(model, blocks, { prefill_chunk_tokens: 64 });
+    const rows = golden.map(({ ids }, row) => ({ row, ids }));
+    const { states, forwards } = await extract(chunking, blocks, rows);
+    // 300 tokens in 5 chunks, 128 in 2, and the short ones.
+    expect(forwards).toBeGreaterThanOrEqual(8);
+    for (const [k, sequence] of golden.entries()) expectGolden(states.get(k)!, blocks, sequence);
   });
 
   it("nothing outside a sample's own bytes is touched", async () => {

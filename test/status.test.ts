@@ -1,5 +1,6 @@
 import { GetObjectCommand, PutObjectCommand } from "@aws-sdk/client-s3";
 import { afterEach, beforeAll, expect, test } from "vitest";
+import { sleep } from "../src/base/backoff.ts";
 import { StatusDocument } from "../src/run/status.ts";
 import { type FaultyRun, faultyRun, logged, ROWS, sickEngines, startRun } from "./support/faults.ts";
 import { type Ended, Machine, type Running } from "./support/program.ts";
@@ -54,6 +55,7 @@ async function untilStatus(
   for (;;) {
     const document = await ask();
     if (isSo(document)) return document;
+    await sleep(500);
   }
 }
 

@@ -8,7 +8,7 @@ import { resolveModel } from "../model/hub.ts";
 import { type AwsProfile, readAwsProfile } from "../store/aws-profile.ts";
 import type { Io } from "./io.ts";
 
-/** One verb as its file describes it; cli.ts makes a commander command of it. */
+/** One verb as its file describes it; main.ts makes a commander command of it. */
 export interface VerbSpec {
   name: string;
   /** Whose settings it takes; null: none. */
