@@ -82,7 +82,7 @@ export default defineConfig({
       },
     ],
     // Files of the system project wait for processes and servers half of their time.
-    maxWorkers: 4,
+    maxWorkers: 3,
     sequence: { sequencer: SlowestFirst },
   },
 });

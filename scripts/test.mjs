@@ -82,12 +82,15 @@ async function runVitest(names) {
   return { passed: found.numPassedTests, failed: failures === 0 && status !== 0 ? 1 : failures };
 }
 
-/** Begins pytest beside vitest; what it returns waits for it, and prints what it said. */
+/** Begins pytest beside vitest; what it returns waits for it, and prints what it said. One thread: more would spin. */
 function startPytest(hasPython) {
   if (!hasPython) return () => ({ passed: 0, failed: 1 });
   const report = temporaryFile("pytest.xml");
   const tests = pythonFilters.length > 0 ? pythonFilters : ["python"];
-  const ended = run(VENV_PYTHON, ["-m", "pytest", "-q", `--junitxml=${report.path}`, ...tests], "pipe");
+  const ended = run(VENV_PYTHON, ["-m", "pytest", "-q", `--junitxml=${report.path}`, ...tests], {
+    stdio: "pipe",
+    env: { OMP_NUM_THREADS: "1" },
+  });
   return async () => {
     const { status, output } = await ended;
     process.stdout.write(output);
@@ -105,11 +108,14 @@ function temporaryFile(name) {
   return { path: join(directory, name), remove: () => rmSync(directory, { recursive: true, force: true }) };
 }
 
-/** `stdio` "pipe": its stdout and stderr become `output`. */
-async function run(command, argv, stdio = "inherit") {
-  // The AWS SDK announces in each worker that it will drop Node 20 one day.
-  const env = { ...process.env, AWS_SDK_JS_NODE_VERSION_SUPPORT_WARNING_DISABLED: "true" };
-  const child = spawn(command, argv, { cwd: ROOT, stdio: ["inherit", stdio, stdio], env });
+/** `stdio` "pipe": its stdout and stderr become `output`. `env` is added to ours. */
+async function run(command, argv, { stdio = "inherit", env = {} } = {}) {
+  const child = spawn(command, argv, {
+    cwd: ROOT,
+    stdio: ["inherit", stdio, stdio],
+    // The AWS SDK announces in each worker that it will drop Node 20 one day.
+    env: { ...process.env, AWS_SDK_JS_NODE_VERSION_SUPPORT_WARNING_DISABLED: "true", ...env },
+  });
   const output = [];
   for (const stream of [child.stdout, child.stderr]) stream?.on("data", (piece) => output.push(piece));
   const [status] = await once(child, "close");
