@@ -11,6 +11,7 @@ import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { parseArgs } from "node:util";
+import { gunzipSync, gzipSync } from "node:zlib";
 import { EtaLog, estimateEta } from "../dist/run/eta.js";
 import { replay, simulateRun } from "./support/simulated-run.mjs";
 
@@ -40,9 +41,9 @@ const runs = [
     Array.from({ length: SEEDS }, (_, seed) => ({ name, recording: simulateRun({ ...options, seed }) })),
   ),
   ...(existsSync(RECORDINGS) ? readdirSync(RECORDINGS) : [])
-    .filter((file) => file.endsWith(".jsonl"))
+    .filter((file) => file.endsWith(".jsonl.gz"))
     .map((file) => ({
-      name: `real: ${file.slice(0, -6)}`,
+      name: `real: ${file.slice(0, -9)}`,
       recording: readRecording(join(RECORDINGS, file)),
     })),
 ];
@@ -99,7 +100,8 @@ function errorOf({ trueS, elapsedS, eta }) {
 }
 
 function readRecording(path) {
-  const [head, ...events] = readFileSync(path, "utf8")
+  const [head, ...events] = gunzipSync(readFileSync(path))
+    .toString("utf8")
     .trim()
     .split("\n")
     .map((line) => JSON.parse(line));
@@ -141,7 +143,7 @@ async function record(name, runOptions) {
   const head = { startS, slots, attentionShare: facts[0].attentionShare, totals };
   const lines = [head, ...events.map(({ startS: _, ...event }) => event)].map((line) => JSON.stringify(line));
   mkdirSync(RECORDINGS, { recursive: true });
-  writeFileSync(join(RECORDINGS, `${name}.jsonl`), `${lines.join("\n")}\n`);
+  writeFileSync(join(RECORDINGS, `${name}.jsonl.gz`), gzipSync(`${lines.join("\n")}\n`));
   const [minutes, batches] = [(events.at(-1).atS - startS) / 60, facts.length];
-  console.log(`bench/recordings/${name}.jsonl: ${batches} batches in ${minutes.toFixed(1)} min\n`);
+  console.log(`bench/recordings/${name}.jsonl.gz: ${batches} batches in ${minutes.toFixed(1)} min\n`);
 }
