@@ -6,17 +6,17 @@
 //   --only TEXT      replays only the runs whose name holds TEXT
 import { spawn } from "node:child_process";
 import { once } from "node:events";
-import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { parseArgs } from "node:util";
-import { gunzipSync, gzipSync } from "node:zlib";
+import { gzipSync } from "node:zlib";
 import { EtaLog, estimateEta } from "../dist/run/eta.js";
+import { RECORDINGS, readRecordings } from "./support/recordings.mjs";
 import { replay, simulateRun } from "./support/simulated-run.mjs";
 
 const ROOT = dirname(dirname(fileURLToPath(import.meta.url)));
-const RECORDINGS = join(ROOT, "bench/recordings");
 const SEEDS = 10;
 const SHARES = [0.05, 0.1, 0.15, 0.25, 0.5];
 const SCENARIOS = {
@@ -40,12 +40,7 @@ const runs = [
   ...Object.entries(SCENARIOS).flatMap(([name, options]) =>
     Array.from({ length: SEEDS }, (_, seed) => ({ name, recording: simulateRun({ ...options, seed }) })),
   ),
-  ...(existsSync(RECORDINGS) ? readdirSync(RECORDINGS) : [])
-    .filter((file) => file.endsWith(".jsonl.gz"))
-    .map((file) => ({
-      name: `real: ${file.slice(0, -9)}`,
-      recording: readRecording(join(RECORDINGS, file)),
-    })),
+  ...readRecordings().map(({ name, recording }) => ({ name: `real: ${name}`, recording })),
 ];
 report(runs.filter(({ name }) => name.includes(flags.only)));
 
@@ -97,15 +92,6 @@ function report(all) {
 /** Of the whole run's time: what matters to someone who waits for its end. */
 function errorOf({ trueS, elapsedS, eta }) {
   return Math.abs(eta.p50_s - trueS) / (elapsedS + trueS);
-}
-
-function readRecording(path) {
-  const [head, ...events] = gunzipSync(readFileSync(path))
-    .toString("utf8")
-    .trim()
-    .split("\n")
-    .map((line) => JSON.parse(line));
-  return { ...head, events };
 }
 
 /** A real run from nothing to its end, as the first line (what is known at the start) and an event a line. */

@@ -1,4 +1,5 @@
 import { expect, test } from "vitest";
+import { readRecordings } from "../../bench/support/recordings.mjs";
 import { replay, type SimulatedRun, simulateRun } from "../../bench/support/simulated-run.mjs";
 import { EtaLog, estimateEta } from "./eta.ts";
 
@@ -61,6 +62,26 @@ function etaOf(log: EtaLog, nowS: number, batchesLeft = 10) {
     slots: 1,
   });
 }
+
+// Recorded on a machine with neighbours: in two of them it was slower for a while.
+test.each(readRecordings())("of a real run, $name, it is right", ({ recording }) => {
+  const looks = replay(recording, { EtaLog, estimateEta }).filter(
+    ({ done, eta }) => done < 0.98 && eta.p50_s !== null,
+  );
+  const outside = looks.filter(
+    ({ done, trueS, eta }) => done >= 0.1 && (trueS < eta.p10_s! || trueS > eta.p90_s!),
+  );
+  const errors = looks
+    .filter(({ done }) => done >= 0.15)
+    .map(({ trueS, elapsedS, eta }) => Math.abs(eta.p50_s! - trueS) / (elapsedS + trueS));
+  expect(errors.length).toBeGreaterThan(100);
+  expect(Math.max(...errors)).toBeLessThan(0.1);
+  expect(outside).toEqual([]);
+});
+
+test("the real runs are there", () => {
+  expect(readRecordings()).toHaveLength(3);
+});
 
 test("there is no estimate before five batches and a minute, and it says what it waits for", () => {
   const four = etaOf(logOf(4), 200);
