@@ -1,6 +1,6 @@
-// Bundles the programs and threads of dist/ with the libraries they load, into dist/bundle/: a start then reads some
-// ten files and not some four hundred, which is a quarter of the CPU time of a short run. tsc's tree stays beside it;
-// only the entries become one line each, which loads its bundle.
+// Bundles the programs and threads of dist/ with the libraries they load, into dist/bundle/: a short run then reads 115
+// files and not 385, which is a quarter of its CPU time. tsc's tree stays beside it; only the entries become one line
+// each, which loads its bundle.
 import { readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { dirname, join, relative, sep } from "node:path";
 
