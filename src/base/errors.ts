@@ -73,6 +73,16 @@ export function errnoOf(error: unknown): string | undefined {
   return undefined;
 }
 
+/** No room, no inodes (also ENOSPC) or no quota: it passes by itself once something is deleted. */
+export function isOutOfSpace(error: unknown): boolean {
+  return isNoSpaceErrno(errnoOf(error));
+}
+
+/** The same of an errno that came without its error. */
+export function isNoSpaceErrno(errno: string | null | undefined): boolean {
+  return errno === "ENOSPC" || errno === "EDQUOT";
+}
+
 /** One line that says what a thrown value was, following `cause` to the bottom. */
 export function describeError(error: unknown): string {
   const parts: string[] = [];

@@ -1,8 +1,8 @@
 import { rm } from "node:fs/promises";
+import { Bell } from "../base/bell.ts";
 import { RunError } from "../base/errors.ts";
 import type { Log } from "../base/log.ts";
 import { Stage } from "../base/stage.ts";
-import { Bell } from "./bell.ts";
 import { readStatesBytes } from "./canary.ts";
 import { refusedRows, type StatesShape } from "./check-states.ts";
 import type { Clock } from "./clock.ts";

@@ -1,3 +1,4 @@
+import { isNoSpaceErrno } from "../base/errors.ts";
 import type { FailureKind } from "./engine-error.ts";
 
 /**
@@ -73,7 +74,6 @@ export type RetryStep =
   | { kind: "no-space"; reason: string }
   | { kind: "stop"; cause: "too-many-skips" | "disk" | "no-progress"; reason: string };
 
-const NO_SPACE = new Set(["ENOSPC", "EDQUOT"]);
 const DISK_FAILURES_MAX = 3;
 /** After that many failures in company nothing is sent together any more. */
 const COMPANY_MAX = 4;
@@ -190,7 +190,7 @@ function countsAgainstRows({ kind }: TrialFailure): boolean {
 }
 
 function isNoSpace({ kind, errno }: TrialFailure): boolean {
-  return kind === "io" && errno !== null && NO_SPACE.has(errno);
+  return kind === "io" && isNoSpaceErrno(errno);
 }
 
 /** Two groups of about half the tokens each; one row makes one group. */

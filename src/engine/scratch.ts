@@ -1,6 +1,6 @@
 import { mkdir, open } from "node:fs/promises";
 import { join } from "node:path";
-import { EXIT, errnoOf, RunError } from "../base/errors.ts";
+import { EXIT, errnoOf, isOutOfSpace, RunError } from "../base/errors.ts";
 
 const ZEROS = Buffer.alloc(2 ** 20);
 
@@ -14,14 +14,13 @@ export async function makeScratch(directory: string, name: string, bytes: number
     await mkdir(directory, { recursive: true, mode: 0o700 });
     await writeZeros(file, bytes);
   } catch (error) {
-    const isFull = errnoOf(error) === "ENOSPC" || errnoOf(error) === "EDQUOT";
     throw new RunError({
       op: "make scratch file",
       subject: file,
       message: `${bytes} bytes could not be written (${errnoOf(error)})`,
       safe: "committed packs and the spool are untouched",
       hint: "free space on the disk of the run directory, or give another by --run-dir",
-      remedy: isFull ? "retry" : "stop",
+      remedy: isOutOfSpace(error) ? "retry" : "stop",
       exit: EXIT.disk,
       cause: error,
     });

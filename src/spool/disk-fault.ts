@@ -1,4 +1,4 @@
-import { EXIT, errnoOf, RunError } from "../base/errors.ts";
+import { EXIT, errnoOf, isOutOfSpace, RunError } from "../base/errors.ts";
 
 /** A system error on the spool as a person reads it; what passes by itself has the remedy "retry". */
 export function describeDisk(error: unknown, path: string): unknown {
@@ -18,12 +18,6 @@ export function describeDisk(error: unknown, path: string): unknown {
     cause: error,
   });
   return Object.assign(described, { code: errno });
-}
-
-/** No room, no inodes (also ENOSPC) or no quota: it passes by itself once something is deleted. */
-export function isOutOfSpace(error: unknown): boolean {
-  const errno = errnoOf(error);
-  return errno === "ENOSPC" || errno === "EDQUOT";
 }
 
 const DISK_FAULTS: Record<string, { message: string; hint: string }> = {

@@ -19,14 +19,13 @@ import {
   writeSync,
 } from "node:fs";
 import { basename, dirname, join } from "node:path";
-import { EXIT, errnoOf, RunError } from "../base/errors.ts";
+import { EXIT, errnoOf, isOutOfSpace, RunError } from "../base/errors.ts";
 import { ioBuffer } from "../base/io-buffer.ts";
 import { publishReplacing } from "../base/publish.ts";
 import { readExactlySync } from "../base/read-exactly.ts";
 import { checkPack, FILE_SLICE_BYTES, type PackExpectation } from "../pack/check.ts";
 import { finishPack, type PackContents } from "../pack/writer.ts";
 import { batchName } from "../store/keys.ts";
-import { isOutOfSpace } from "./disk-fault.ts";
 
 /** The spool's file calls, all synchronous: they run in worker threads, never on the main one. */
 

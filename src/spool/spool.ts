@@ -1,13 +1,13 @@
 import { join } from "node:path";
 import { sleep } from "../base/backoff.ts";
 import { formatBytes } from "../base/bytes.ts";
-import { EXIT, RunError } from "../base/errors.ts";
+import { EXIT, isOutOfSpace, RunError } from "../base/errors.ts";
 import type { Log } from "../base/log.ts";
 import type { PackExpectation } from "../pack/check.ts";
 import type { PackContents } from "../pack/writer.ts";
 import { batchName } from "../store/keys.ts";
 import { Budget, type Claim } from "./budget.ts";
-import { describeDisk, isOutOfSpace } from "./disk-fault.ts";
+import { describeDisk } from "./disk-fault.ts";
 import { readyName, type SpoolDirectory, type SpoolFile, type SpoolOwner } from "./files.ts";
 import { FilesThread } from "./files-client.ts";
 import { lockSpool, type SpoolLock } from "./lock.ts";

@@ -1,13 +1,12 @@
 import { createHash } from "node:crypto";
 import { closeSync, constants, openSync, rmSync } from "node:fs";
 import type { ByteRange } from "../base/bytes.ts";
-import { EXIT, errnoOf, RunError } from "../base/errors.ts";
+import { EXIT, errnoOf, isOutOfSpace, RunError } from "../base/errors.ts";
 import { readExactlySync } from "../base/read-exactly.ts";
 import { checkPack, FILE_SLICE_BYTES, OBJECT_SLICE_BYTES, type PackExpectation } from "../pack/check.ts";
 import { packKey } from "../store/keys.ts";
 import { type BodySource, type Store, StoreError, type StoreTraits } from "../store/store.ts";
 import { verifyObject } from "../store/verify-object.ts";
-import { isOutOfSpace } from "./disk-fault.ts";
 import { type ErrorWire, toWire } from "./error-wire.ts";
 import { checkSize, FileBody, isStreamed, whySpoiled } from "./file-body.ts";
 

@@ -1,11 +1,11 @@
 import { availableParallelism } from "node:os";
 import { fullJitterMs } from "../base/backoff.ts";
+import { Bell } from "../base/bell.ts";
 import { describeError, EXIT, type ExitCode, RunError } from "../base/errors.ts";
 import type { Log } from "../base/log.ts";
 import type { PackExpectation } from "../pack/check.ts";
 import type { StoreErrorKind, StoreSpec, StoreTraits } from "../store/store.ts";
 import { BufferPool } from "./buffer-pool.ts";
-import { Changes } from "./changes.ts";
 import { describeDisk } from "./disk-fault.ts";
 import { type ErrorWire, fromWire, toWire } from "./error-wire.ts";
 import { bufferBytes, isStreamed } from "./file-body.ts";
@@ -93,7 +93,7 @@ export class Uploader {
   readonly #gate: StoreGate;
   readonly #tally: UploadTally;
   /** Packs have landed. */
-  readonly #changes = new Changes();
+  readonly #changes = new Bell();
   #limiter: Limiter;
   #uploads: Uploads;
   /** Rises when the credentials are to be read anew. */
@@ -155,7 +155,7 @@ export class Uploader {
    */
   async idle(signal?: AbortSignal): Promise<void> {
     while (!this.#closed && !this.#halted && this.#queue.stuck.length < this.#queue.size) {
-      await this.#changes.next(signal);
+      await this.#changes.wait(signal);
     }
   }
 
@@ -167,7 +167,7 @@ export class Uploader {
     const deadline = AbortSignal.timeout(Math.ceil(options.deadlineMs));
     try {
       while (this.#queue.size > 0 && (this.#flights.size > 0 || this.#canMove())) {
-        await this.#changes.next(deadline);
+        await this.#changes.wait(deadline);
       }
     } catch {
       // The deadline: what is not committed by now stays in ready/.
@@ -184,12 +184,12 @@ export class Uploader {
     // An attempt may be at its unlink: its answer is worth a moment, so that the spool's ledger stays right.
     const patience = AbortSignal.timeout(2_000);
     try {
-      while (this.#flights.size > 0) await this.#changes.next(patience);
+      while (this.#flights.size > 0) await this.#changes.wait(patience);
     } catch {
       // The thread hangs in a request or a file call: ending it is safe at any point.
     }
     await this.#threads.close();
-    this.#changes.tell();
+    this.#changes.ring();
   }
 
   stats(): UploaderStats {
@@ -277,7 +277,7 @@ export class Uploader {
   #told(): void {
     for (const event of this.#events.splice(0)) this.#options.onEvent(event);
     this.#launch();
-    this.#changes.tell();
+    this.#changes.ring();
   }
 
   #settle({ entry, isProbe }: Flight, outcome: AttemptOutcome): void {

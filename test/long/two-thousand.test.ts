@@ -1,7 +1,7 @@
 import { spawnSync } from "node:child_process";
 import { cpSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { ListObjectsV2Command } from "@aws-sdk/client-s3";
+import { ListObjectsV2Command, type S3Client } from "@aws-sdk/client-s3";
 import { afterAll, beforeAll, expect, test } from "vitest";
 import { RELATIVE_ERROR_MAX, worstDistance } from "../support/golden.ts";
 import { DEMO, FIXTURES, Machine } from "../support/program.ts";
@@ -16,15 +16,20 @@ const TAPS = [1, 4, 7];
 const MODEL = join(DEMO, "tiny-qwen3");
 
 let server: S3Server;
+let client: S3Client;
 let bucket: string;
 let address: string;
 const machines: Machine[] = [];
 beforeAll(async () => {
   server = sharedS3("weed");
+  client = s3Client(server);
   bucket = await makeBucket(server, "whole");
   address = `s3://${bucket}/runs/gsm8k`;
 });
-afterAll(() => Promise.all(machines.map((machine) => machine.remove())));
+afterAll(async () => {
+  client?.destroy();
+  await Promise.all(machines.map((machine) => machine.remove()));
+});
 
 function open(): Machine {
   const machine = new Machine(credentialEnv(server));
@@ -94,15 +99,8 @@ test("2,000 conversations, killed twice, resumed on another machine from the buc
 });
 
 async function packsStored(): Promise<number> {
-  const client = s3Client(server);
-  try {
-    const listed = await client.send(
-      new ListObjectsV2Command({ Bucket: bucket, Prefix: "runs/gsm8k/packs/" }),
-    );
-    return listed.KeyCount ?? 0;
-  } finally {
-    client.destroy();
-  }
+  const listed = await client.send(new ListObjectsV2Command({ Bucket: bucket, Prefix: "runs/gsm8k/packs/" }));
+  return listed.KeyCount ?? 0;
 }
 
 interface Compared {

@@ -1,9 +1,13 @@
-/** Wakes whoever waits for something to change. */
-export class Changes {
+/** Something changed: whoever waits looks again. */
+export class Bell {
   #waiting: (() => void)[] = [];
 
-  /** Resolves at the next `tell`. Rejects with the signal's reason. */
-  next(signal?: AbortSignal): Promise<void> {
+  ring(): void {
+    for (const wake of this.#waiting.splice(0)) wake();
+  }
+
+  /** Resolves at the next ring. Rejects with the signal's reason. */
+  wait(signal?: AbortSignal): Promise<void> {
     return new Promise((resolve, reject) => {
       if (signal?.aborted) return reject(signal.reason);
       const onAbort = () => reject(signal!.reason);
@@ -13,9 +17,5 @@ export class Changes {
         resolve();
       });
     });
-  }
-
-  tell(): void {
-    for (const wake of this.#waiting.splice(0)) wake();
   }
 }
