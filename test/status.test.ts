@@ -129,6 +129,12 @@ test("a machine that was killed is lost: to itself at once, to others after thre
   await logged(dying, first, "batch.committed");
   const done = await startRun(other, "--part", "2/2").ended;
   expect(done.code, done.stderr).toBe(0);
+  const looker = elsewhere();
+  // Heartbeats tell a change after five seconds at the latest.
+  await untilStatus(
+    () => documentOf(looker, dying),
+    ({ run }) => run.state === "running",
+  );
   first.child.kill("SIGKILL");
   await first.ended;
   const runDirectory = ["--run-dir", dying.machine.path("run")];
@@ -139,7 +145,6 @@ test("a machine that was killed is lost: to itself at once, to others after thre
     reason: expect.stringMatching(/^part 1\/2: its process \d+ on this machine is gone$/),
     action: expect.stringMatching(/^forebay resume .* --part 1\/2/),
   });
-  const looker = elsewhere();
   expect((await documentOf(looker, dying)).run.state).toBe("running");
 
   await shortenInterval(dying, "1-of-2");
