@@ -683,8 +683,27 @@ describe("forebay run --engine vllm", () => {
     expect(ended.code, ended.stderr).toBe(0);
     const verified = await machine.run(["verify", address, "--json"]);
     expect(verified.code, verified.stdout + verified.stderr).toBe(0);
-    expect(eventsOf(machine.path("dir")).some(({ event }) => event === "engine.exit")).toBe(true);
+    const events = eventsOf(machine.path("dir"));
+    expect(events.some(({ event }) => event === "engine.exit")).toBe(true);
+    // The last block is not tapped, so nothing could be put to the server; that is said, not called a pass.
+    expect(events.find(({ event }) => event === "gate.nothing-checked")).toMatchObject({ level: "warn" });
+    expect(events.some(({ event }) => event === "gate.checked")).toBe(false);
+    const { gate } = JSON.parse(readFileSync(join(machine.path("dir"), "status.json"), "utf8"));
+    expect(gate).toMatchObject({ state: "skipped", report: expect.stringMatching(/nothing was checked/) });
     expect(readdirSync(first.folder).filter((name) => !name.endsWith(".lock"))).toEqual([]);
+  });
+
+  test("a check that could prove nothing is not ok: exit 78, in words and in JSON", async () => {
+    const fake = await startFake({ model: QWEN3, served: "random-qwen3", layerIds: [1, 3] });
+    const machine = new Machine();
+    onTestFinished(() => machine.remove());
+    const args = ["check", "--model", QWEN3, "--taps", "0,2", "--engine", "vllm", "--vllm", fake.url];
+    const [words, json] = [await machine.run(args), await machine.run([...args, "--json"])];
+    expect(words.code, words.stderr).toBe(78);
+    expect(words.stdout).toMatch(/nothing was checked.*--against/s);
+    expect(words.stdout).toMatch(/NOT proven\n$/);
+    expect(json.code).toBe(78);
+    expect(JSON.parse(json.stdout)).toMatchObject({ ok: false, gate: "skipped", results: [] });
   });
 
   test("neither --vllm nor --serve is a usage error that names both", async () => {

@@ -29,15 +29,23 @@ export const check: VerbSpec = {
     const { io, settings, json } = call;
     const { engine, against } = settings.values;
     const { gate, agreement } = await checkEngine(call);
-    const ok = gate.ok && (agreement ?? []).every((tap) => tap.ok);
+    const isWrong = gate.state === "failed" || agreement?.some((tap) => !tap.ok);
+    const isProven = gate.state === "passed" || agreement !== null;
+    const ok = isProven && !isWrong;
     if (json) {
-      printJson(io, { ok, engine, results: gate.results, ...(agreement ? { against, agreement } : {}) });
+      printJson(io, {
+        ok,
+        engine,
+        gate: gate.state,
+        results: gate.results,
+        ...(agreement ? { against, agreement } : {}),
+      });
     } else {
       printLine(io, gate.text);
       if (agreement) printLine(io, `against ${against}:\n${describeAgreement(agreement)}`);
-      printLine(io, ok ? "ok" : "NOT ok: do not run it");
+      printLine(io, ok ? "ok" : isWrong ? "NOT ok: do not run it" : "NOT proven");
     }
-    return ok ? EXIT.done : EXIT.integrity;
+    return ok ? EXIT.done : isWrong ? EXIT.integrity : EXIT.configuration;
   },
 };
 

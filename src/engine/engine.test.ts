@@ -143,6 +143,14 @@ describe("a child that breaks the protocol is killed, and the breach is named", 
     expect(await engine.exited).toMatchObject({ kind: "protocol", fault, killedByUs: true });
   });
 
+  test("a gate that it answers without the result asked for", async () => {
+    const engine = await loaded(["--mode", "checks-nothing"]);
+    const { file, samples } = fakeRequest(temporaryDirectory(), [1, 2]);
+    const error = await failure(engine, engine.check({ kinds: engine.loaded!.checks, file, samples }));
+    expect(error).toMatchObject({ kind: "protocol", fault: "wrong-answer" });
+    expect(error.message).toMatch(/expected results of greedy, found: $/);
+  });
+
   test("the sample that it forgot is named", async () => {
     const engine = await loaded(["--mode", "forgets"]);
     const error = await failure(engine, engine.extract(fakeRequest(temporaryDirectory(), [1, 2])));

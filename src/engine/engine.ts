@@ -153,7 +153,8 @@ export class Engine {
   check(request: Omit<CheckRequest, "type" | "id">): Promise<Checked> {
     return new Promise((resolve, reject) => {
       const id = this.#outstanding.newId();
-      this.#ask({ kind: "check", id, resolve, reject, sinceMs: 0 }, { ...request, type: "check", id });
+      const { kinds } = request;
+      this.#ask({ kind: "check", id, resolve, reject, sinceMs: 0, kinds }, { ...request, type: "check", id });
     });
   }
 
@@ -260,6 +261,10 @@ export class Engine {
   #onChecked(checked: Checked): void {
     const waiting = this.#find(checked, "check");
     if (!waiting) return;
+    const found = checked.results.map(({ kind }) => kind).join(", ");
+    if (found !== waiting.kinds.join(", ")) {
+      throw new Fault("wrong-answer", `expected results of ${waiting.kinds.join(", ")}, found: ${found}`);
+    }
     this.#outstanding.close(waiting);
     waiting.resolve(checked);
   }

@@ -16,6 +16,7 @@ interface WaitingLoad extends Waiting<Loaded> {
 }
 interface WaitingCheck extends Waiting<Checked> {
   kind: "check";
+  kinds: readonly string[];
 }
 interface WaitingExtract extends Waiting<ExtractAnswer> {
   kind: "extract";

@@ -13,11 +13,16 @@ import type { Plan } from "../plan/plan.ts";
 export type GateSample = Pick<ExtractSample, "row" | "ids">;
 
 export interface GateReport {
-  ok: boolean;
+  /** "skipped": the engine can do no check at these taps, so nothing is proven. */
+  state: "passed" | "failed" | "skipped";
   results: CheckResult[];
   /** One line a check, for a person. */
   text: string;
 }
+
+const NOTHING_CHECKED =
+  "nothing was checked: this engine can prove nothing at these taps (vllm: only the last block's). " +
+  "`forebay check --against onnx` or `--against transformers` compares it with an engine that can";
 
 /** Enough for every kind of mistake to show, little enough to cost seconds on a GPU. */
 const SAMPLES_MAX = 4;
@@ -57,9 +62,14 @@ export async function runGate(
       ...refusedRows(placed.samples, answer.samples, shape),
     ];
     if (bad.length > 0) throw refused(engine.label, `row ${bad[0]!.row}: ${bad[0]!.reason}`);
+    if (loaded.checks.length === 0) {
+      log.warn("gate.nothing-checked", { engine: engine.label, report: NOTHING_CHECKED });
+      return { state: "skipped", results: [], text: NOTHING_CHECKED };
+    }
     const { results } = await engine.check({ kinds: loaded.checks, file, samples: placed.samples });
-    const report = { ok: results.every(({ ok }) => ok), results, text: results.map(describe).join("\n") };
-    log.info("gate.checked", { engine: engine.label, ok: report.ok, report: report.text });
+    const state = results.every(({ ok }) => ok) ? "passed" : "failed";
+    const report: GateReport = { state, results, text: results.map(describe).join("\n") };
+    log.info("gate.checked", { engine: engine.label, state, report: report.text });
     return report;
   } finally {
     rmSync(file, { force: true });

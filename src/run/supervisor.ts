@@ -215,7 +215,7 @@ export class Supervisor {
       directory: join(this.#options.runDirectory, "scratch"),
       log,
     });
-    board.gate({ state: report.ok ? "passed" : "failed", report: report.text });
+    board.gate({ state: report.state, report: report.text });
     assertGate(report, engine.label);
   }
 

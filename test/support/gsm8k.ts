@@ -36,7 +36,7 @@ export async function extractGsm8k(
   ]);
   expect(ended.code, ended.stderr).toBe(0);
   const gate = eventsOf(machine.path(`run-${engine}`)).find(({ event }) => event === "gate.checked");
-  expect(gate, JSON.stringify(gate)).toMatchObject({ ok: true });
+  expect(gate, JSON.stringify(gate)).toMatchObject({ state: "passed" });
   const checked = await machine.run(["check", ...common, ...serve]);
   expect(checked.code, checked.stdout + checked.stderr).toBe(0);
   console.log(`${engine}: forebay check\n${checked.stdout}`);

@@ -24,7 +24,7 @@ const MODES = [
   "twice", "wrong-id", "wrong-attempt", "forgets", "unknown-row", "row-twice", "progress-backwards",
   "wrong-checksum", "too-few-bytes", "wrong-tokens", "nan", "zeros", "constant", "other-sample", "constant-lie",
   "fail-rows", "oom", "enospc", "flood-stderr", "slow-exit", "drift",
-  "mixes-up",
+  "mixes-up", "checks-nothing",
 ]; // biome-ignore format: a list to read
 
 const { values } = parseArgs({
@@ -108,7 +108,7 @@ async function load({ id, taps: asked, options }) {
     type: "loaded", id, arch: "FakeForCausalLM", blocks: Math.max(...taps) + 1, hidden, vocab: 100_000,
     positions: null, dtype: "bfloat16", kernels: ["fake"],
     slots: { tokens: 1_000_000, batches: Number(values.slots) },
-    forward_tokens: options.forward_tokens ?? 400_000, checks: [],
+    forward_tokens: options.forward_tokens ?? 400_000, checks: mode === "checks-nothing" ? ["greedy"] : [],
   }); // biome-ignore format: one message
 }
 
