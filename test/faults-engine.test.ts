@@ -90,6 +90,15 @@ test("engines that all fail every row end the run with exit 7; no row is skipped
   expect(await packsOf(run)).toEqual(new Map());
 });
 
+test("an engine whose checksums are never those of its states ends the run with exit 9, and stores nothing", async () => {
+  run = faultyRun("wrong-crc", null);
+  const ended = await startRun(run, ...sickEngines({ mode: "wrong-crc" })).ended;
+  expect(ended.code, ended.stderr).toBe(9);
+  expect(ended.stderr).toMatch(/spoiled or lost 3 times \(made by onnx-0, onnx-0, onnx-0\)/);
+  expect(ended.stderr).toMatch(/ {2}next: /);
+  expect(await packsOf(run)).toEqual(new Map());
+});
+
 describe("one row that no engine can do", () => {
   const sick = sickEngines({ mode: "fail-rows", rows: [17] });
 

@@ -1,5 +1,5 @@
 import { join } from "node:path";
-import { describeError, RunError } from "../base/errors.ts";
+import { describeError, EXIT, RunError } from "../base/errors.ts";
 import type { Log } from "../base/log.ts";
 import type { Stage } from "../base/stage.ts";
 import type { Engine } from "../engine/engine.ts";
@@ -46,6 +46,9 @@ export interface BatchLoopOptions {
   prepare: (engine: Engine, loaded: Loaded) => Promise<void>;
 }
 
+/** A disk or memory that changes a byte now and then spoils a pack once; what does so every time is broken. */
+const SPOILED_MAX = 3;
+
 type Finished = Extract<BatchOutcome, { kind: "states" }>;
 
 /** A batch in an engine's hands: the room that it holds, and the file that it is being written to. */
@@ -64,6 +67,9 @@ export class BatchLoop {
   readonly #queue: number[];
   readonly #claimed = new Map<number, Claimed>();
   readonly #facts: PackFacts;
+  /** Who computed the packs that are on their way, and those of a batch that were spoiled. */
+  readonly #makers = new Map<number, string>();
+  readonly #spoiled = new Map<number, string[]>();
   #fleet: Fleet | null = null;
   #isPrepared = false;
   #hasDispatched = false;
@@ -87,8 +93,20 @@ export class BatchLoop {
     return this.#fleet;
   }
 
-  /** A batch whose pack was lost on its way: next in turn. */
-  requeue(batch: number): void {
+  /** A batch whose pack was lost on its way: next in turn. Throws where that happened again and again. */
+  requeue(batch: number, reason: string): void {
+    const makers = [...(this.#spoiled.get(batch) ?? []), this.#makers.get(batch) ?? "an earlier session"];
+    this.#spoiled.set(batch, makers);
+    if (makers.length >= SPOILED_MAX) {
+      throw new RunError({
+        op: "compute a pack",
+        subject: `batch ${batch}`,
+        message: `its file was spoiled or lost ${makers.length} times (made by ${makers.join(", ")}): ${reason}`,
+        safe: "no spoiled pack was stored; committed packs are untouched",
+        hint: "the disk or the memory of this machine changes bytes, or the engine's checksums are wrong: the files are in the spool's quarantine/. On another machine the same command continues",
+        exit: EXIT.integrity,
+      });
+    }
     this.#queue.push(batch);
   }
 
@@ -226,6 +244,7 @@ export class BatchLoop {
     if (!ready) return;
     this.#claimed.delete(batch);
     tally.move(batch, "ready");
+    this.#makers.set(batch, outcome.engine);
     board.computed({ ...outcome, batch }, amountOf(prepared.plan, batch));
     board.skipped(outcome.skipped);
     uploader.enqueue(ready, { identity, layout });

@@ -335,7 +335,11 @@ export class Supervisor {
       case "requeue":
         tally.move(event.batch, null);
         log.warn("batch.requeued", { batch: event.batch, reason: event.reason });
-        this.#loop?.requeue(event.batch);
+        try {
+          this.#loop?.requeue(event.batch, event.reason);
+        } catch (error) {
+          this.#failed.abort(error);
+        }
         return;
       case "blocked":
         this.#blocked.store({ reason: event.reason, action: event.action ?? "see docs/operating.md" });

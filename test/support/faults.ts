@@ -77,7 +77,7 @@ export async function expectWhole(run: FaultyRun, expected: Map<string, string>)
 
 /** Flags that make the run's engines misbehave; see sick-engine.mjs. */
 export function sickEngines(sick: {
-  mode?: "fail-rows" | "flip";
+  mode?: "fail-rows" | "flip" | "wrong-crc";
   rows?: number[];
   device?: string;
   delayMs?: number;

@@ -1,6 +1,7 @@
 // Preloaded into onnx engines (--engine-env NODE_OPTIONS=--import=sick-engine.mjs): a real engine that misbehaves.
 // FOREBAY_TEST_SICK = {mode, rows, device, delayMs, loadMs, once}:
 //   fail-rows   says of `rows` (null: of all) that their states are not finite
+//   wrong-crc   states, but for every sample a CRC that is not theirs
 //   flip        changes a byte in the file after its CRC was taken; `once` is a file that is there when it was done
 // `device`: only in the engine that was given this one (--devices 0,1). Every engine takes `delayMs` longer for each
 // batch, and `loadMs` to load.
@@ -20,6 +21,7 @@ if (parentPort) {
     if (answer.type !== "states") return post(answer);
     pause(delayMs);
     if (mode === "fail-rows" && isSick) failRows(answer, post);
+    else if (mode === "wrong-crc" && isSick) post({ ...answer, samples: answer.samples.map(wrongCrc) });
     else post(answer);
   };
 }
@@ -34,6 +36,10 @@ function failRows(answer, post) {
   const fault = { kind: "nonfinite", errno: null, message: "states are not finite", retry: "no" };
   if (bad.length > 0) post({ type: "error", id: answer.id, rows: bad.map(({ row }) => row), ...fault });
   if (good.length > 0) post({ ...answer, samples: good });
+}
+
+function wrongCrc(sample) {
+  return { ...sample, crc32c: (sample.crc32c ^ 1) >>> 0 };
 }
 
 function flipOnce() {
