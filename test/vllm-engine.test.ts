@@ -8,8 +8,10 @@ import { crc32c } from "../src/base/checksum.ts";
 import { silentLog } from "../src/base/log.ts";
 import { parseHeader } from "../src/base/safetensors.ts";
 import { Engine } from "../src/engine/engine.ts";
+import { Fleet } from "../src/engine/fleet.ts";
 import type { CheckResult, ExtractRequest } from "../src/engine/protocol.ts";
 import type { VllmTarget } from "../src/engine/vllm/command.ts";
+import type { BatchOutcome } from "../src/engine/work.ts";
 import { describeEngine } from "./support/engine-conformance.ts";
 import { FakeVllm, type FakeVllmOptions, madeUpStates } from "./support/fake-vllm.mjs";
 import { readGolden } from "./support/golden.ts";
@@ -397,6 +399,7 @@ describe("what goes wrong in a run fails its rows with a sentence, and nothing w
     ["stays short", { kind: "short" }, "io", /bytes, expected \d+.*folder full/],
     ["is longer than its header says", { kind: "too-long" }, "io", /its header describes/],
     ["is no safetensors", { kind: "garbage" }, "io", /not what the connector writes/],
+    ["cannot be read", { kind: "unreadable" }, "io", /cannot be read: .*ELOOP/],
     ["stays locked", { kind: "locked-for-ever" }, "io", /stayed locked/],
     [
       "has other ids",
@@ -420,8 +423,9 @@ describe("what goes wrong in a run fails its rows with a sentence, and nothing w
     const answer = await engine.extract(asked);
     expect(answer.samples).toEqual([]);
     expect(answer.failed).toMatchObject([
-      { row: 0, kind, named: true, retry: "no" },
-      { row: 1, kind, named: true, retry: "no" },
+      // Without errno: none of it is the trouble of the spool's disk.
+      { row: 0, kind, errno: null, named: true, retry: "no" },
+      { row: 1, kind, errno: null, named: true, retry: "no" },
     ]);
     expect(answer.failed[0]!.message).toMatch(expected);
     // The pack's file was not touched, and the engine goes on when the server is well again.
@@ -502,6 +506,49 @@ describe("what goes wrong in a run fails its rows with a sentence, and nothing w
     expect(samples).toEqual([]);
     expect(failed[0]!.message).toMatch(expected);
   });
+});
+
+test("a server that answers and writes no files is stopped, its rows done by the other; the disk is not blamed", async () => {
+  const [well, wedged] = [await startFake(), await startFake()];
+  const outcomes: BatchOutcome[] = [];
+  const todo = [0, 1, 2, 3].map((batch) => {
+    const { file, samples } = request([0, 1, 2, 3].map((i) => idsOf(20 + i, 4 * batch + i)));
+    const rows = samples.map((sample, i) => ({ ...sample, row: 4 * batch + i }));
+    return { batch, attempt: 1, file, samples: rows };
+  });
+  const scratchDirectory = mkdtempSync(join(directory, "scratch-"));
+  const engines = await Promise.all(
+    [well, wedged].map(async ({ url }, shard) => {
+      const command = await commandFor({ url });
+      return { label: `vllm-${shard}`, shard, command, load: loadOf() };
+    }),
+  );
+  const fleet = new Fleet({
+    engines,
+    shape: { taps: TAPS.length, hidden: FACTS.hidden },
+    log: silentLog,
+    stderrDirectory: null,
+    scratchDirectory,
+    skipsMax: 0,
+    restart: { baseMs: 1, capMs: 2 },
+    next: async (engine) => {
+      // The second one gets its batches while it is well enough to have loaded.
+      if (engine === "vllm-0") while (wedged.requests.length < 4) await new Promise((r) => setTimeout(r, 10));
+      else wedged.fault = { kind: "never" };
+      return todo.shift() ?? null;
+    },
+    newAttempt: async (work) => {
+      const file = `${work.file}.next`;
+      writeFileSync(file, Buffer.alloc(statSync(work.file).size));
+      return { ...work, attempt: work.attempt + 1, file };
+    },
+    done: (outcome) => void outcomes.push(outcome),
+  });
+  await fleet.run();
+  expect(outcomes.map((outcome) => outcome.kind === "states" && outcome.samples.length)).toEqual([
+    4, 4, 4, 4,
+  ]);
+  expect(fleet.status()[1]!.last_error).toMatch(/failed 8 rows in a row: .*still not there/);
 });
 
 describe("a path that the server names", () => {

@@ -10,7 +10,7 @@ import type { Engine } from "./engine.ts";
 import { EngineError } from "./engine-error.ts";
 import { type FleetEngine, Lane, type LaneOptions } from "./lane.ts";
 import type { ExtractSample } from "./protocol.ts";
-import { nextCulprits, type Trial, type Where } from "./retry.ts";
+import { nextCulprits, type Trial, type Where, wasTooMuch } from "./retry.ts";
 import { makeScratch } from "./scratch.ts";
 
 export interface PoolOptions extends Omit<LaneOptions, "newLife" | "onChange"> {
@@ -98,9 +98,9 @@ export class EnginePool {
 
   /** What a trial says about the engine it was made in. */
   judge(lane: Lane, trial: Trial, died: boolean): void {
-    const { failures, passed, rows, alone } = trial;
+    const { failures, passed } = trial;
     if (passed.length > 0) lane.passed();
-    if (failures.some(({ kind }) => kind === "oom") && (rows.length > 1 || !alone)) lane.makeSmaller();
+    if (wasTooMuch(trial)) lane.makeSmaller();
     lane.culprits = nextCulprits(lane.culprits, trial, died);
     if (lane.culprits.size >= this.#options.culpritsMax) {
       this.discredit(lane, `it failed ${lane.culprits.size} rows in a row: ${failures[0]?.reason}`);

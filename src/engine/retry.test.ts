@@ -7,6 +7,7 @@ import {
   type RetryFacts,
   type Trial,
   type TrialFailure,
+  wasTooMuch,
 } from "./retry.ts";
 
 const row = (id: number, tokens = 10) => ({ row: id, tokens });
@@ -147,6 +148,11 @@ describe("a full disk", () => {
     const bad = trial({ failures: [fails(1, { kind: "io", errno: "EROFS", reason: "read-only" })] });
     expect(nextStep(facts({ trials: [bad] })).kind).toBe("try");
     expect(nextStep(facts({ trials: [bad, bad, bad] }))).toMatchObject({ kind: "stop", cause: "disk" });
+    // A file that an engine reads, as a server's, has no errno: it is the engine's trouble, however often.
+    const servers = trial({ failures: [fails(1, { kind: "io", reason: "its file never came" })] });
+    expect(nextStep(facts({ trials: [servers, servers, servers] })).kind).toBe("try");
+    expect(blamedRows(servers)).toEqual([1]);
+    expect(blamedRows(bad)).toEqual([]);
   });
 });
 
@@ -159,6 +165,16 @@ test("an engine's culprits in a row grow with what it alone is to blame for, and
   expect(nextCulprits(culprits, namedOnce, false).size).toBe(0);
   const full = trial({ failures: [fails(1, { kind: "oom" }), fails(2, { kind: "oom" })] });
   expect(nextCulprits(new Set(), full, false).size).toBe(0);
+});
+
+test.each([
+  ["a request that did not fit as a whole", { rows: [1, 2] }, false, true],
+  ["one row among other batches", { rows: [1] }, false, true],
+  ["one row that had the engine for itself", { rows: [1], alone: true }, false, false],
+  ["rows that a living engine found too large one by one", { rows: [1, 2] }, true, false],
+])("memory that ran out with %s: smaller forwards help %s", (_, of, named, helps) => {
+  const failures = of.rows.map((id) => fails(id, { kind: "oom", named }));
+  expect(wasTooMuch(trial({ ...of, failures }))).toBe(helps);
 });
 
 /** Carries the steps out as the fleet does, in a world where `verdict` decides what becomes of a request. */

@@ -83,13 +83,14 @@ export function nextStep(facts: RetryFacts): RetryStep {
   const todo = rows.filter(({ row }) => !good.has(row) && !skipped.has(row));
   if (todo.length === 0) return { kind: "finish" };
 
-  const full = facts.trials.at(-1)?.failures.find(isNoSpace);
+  const full = facts.trials.at(-1)?.failures.find((f) => blameOf(f) === "full-disk");
   if (full) return { kind: "no-space", reason: full.reason };
 
   const trials = facts.trials.filter(({ engine }) => !facts.discredited.has(engine));
-  const disk = trials.filter(({ failures }) => failures.some((f) => f.kind === "io" && !isNoSpace(f)));
+  const disk = trials.filter(({ failures }) => failures.some((f) => blameOf(f) === "disk"));
   if (disk.length >= DISK_FAILURES_MAX) {
-    return { kind: "stop", cause: "disk", reason: disk.at(-1)!.failures[0]!.reason };
+    const { reason } = disk.at(-1)!.failures.find((f) => blameOf(f) === "disk")!;
+    return { kind: "stop", cause: "disk", reason };
   }
 
   const failed = trials.filter((trial) => trial.failures.some(countsAgainstRows));
@@ -119,7 +120,7 @@ function nextTry(
 ): RetryStep {
   const blamed = new Set(failed.flatMap(blamedRows));
   const company = failed.filter((trial) => blamedRows(trial).length === 0);
-  const smaller = failed.some(({ failures }) => failures.some(({ kind }) => kind === "oom"));
+  const smaller = failed.some(({ failures }) => failures.some((f) => blameOf(f) === "memory"));
   const innocent = groupInnocent(
     todo.filter(({ row }) => !blamed.has(row)),
     company,
@@ -181,16 +182,27 @@ function skipReason(row: number, failed: readonly Trial[]): string | null {
 export function blamedRows(trial: Trial): number[] {
   const failures = trial.failures.filter(countsAgainstRows);
   if (trial.alone && trial.rows.length === 1) return failures.map(({ row }) => row);
-  return failures.filter(({ named, kind }) => named && kind !== "oom").map(({ row }) => row);
+  return failures.filter((f) => f.named && blameOf(f) === "row").map(({ row }) => row);
+}
+
+/** Whether all that was in the engine together was too much for its memory: a living child names a row that is too large alone. */
+export function wasTooMuch({ rows, alone, failures }: Trial): boolean {
+  return (rows.length > 1 || !alone) && failures.some((f) => blameOf(f) === "memory" && !f.named);
+}
+
+type Blame = "row" | "memory" | "disk" | "full-disk" | "nobody";
+
+/** What a failure speaks against. `io` without an errno is of a file that an engine reads: its server's, not the spool's. */
+function blameOf({ kind, errno }: TrialFailure): Blame {
+  if (kind === "stopped") return "nobody";
+  if (kind === "oom") return "memory";
+  if (kind !== "io" || errno === null) return "row";
+  return isNoSpaceErrno(errno) ? "full-disk" : "disk";
 }
 
 /** A disk's trouble and our own stopping of an engine say nothing about rows. */
-function countsAgainstRows({ kind }: TrialFailure): boolean {
-  return kind !== "io" && kind !== "stopped";
-}
-
-function isNoSpace({ kind, errno }: TrialFailure): boolean {
-  return kind === "io" && isNoSpaceErrno(errno);
+function countsAgainstRows(failure: TrialFailure): boolean {
+  return ["row", "memory"].includes(blameOf(failure));
 }
 
 /** Two groups of about half the tokens each; one row makes one group. */
@@ -218,7 +230,7 @@ export function nextCulprits(
   died: boolean,
 ): ReadonlySet<number> {
   if (trial.passed.length > 0) return new Set();
-  const tooMuchTogether = ({ kind }: TrialFailure) => kind === "oom" && trial.rows.length > 1;
+  const tooMuchTogether = (f: TrialFailure) => blameOf(f) === "memory" && trial.rows.length > 1;
   const rows = died
     ? blamedRows(trial)
     : trial.failures.filter((f) => countsAgainstRows(f) && !tooMuchTogether(f)).map(({ row }) => row);

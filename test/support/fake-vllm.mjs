@@ -3,14 +3,14 @@
 // the arguments of `vllm serve MODEL ...` that Forebay gives.
 import { spawn } from "node:child_process";
 import { randomBytes } from "node:crypto";
-import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
+import { mkdirSync, readFileSync, symlinkSync, writeFileSync } from "node:fs";
 import { createServer } from "node:http";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 
 /**
  * What it may do wrong, from the next completion on: { kind } of
- * late, locked-while-writing (both as real servers do), never, dead-engine, short, grows-stuck, too-long, garbage, locked-for-ever,
+ * late, locked-while-writing (both as real servers do), never, dead-engine, short, grows-stuck, too-long, garbage, unreadable, locked-for-ever,
  * other-ids-in-file, other-ids-in-answer, other-width, other-layers, chunked-prefill, prefix-cache, zeros, nan,
  * constant, f8, connector-off, no-ids, drops, busy-once, hangs, reply (status, contentType, body), and
  * recorded (a recorded answer with the bytes of its file).
@@ -177,6 +177,9 @@ export class FakeVllm {
         return;
       case "too-long":
         put(Buffer.concat([bytes, Buffer.alloc(8)]));
+        return;
+      case "unreadable":
+        symlinkSync(path, path);
         return;
       case "garbage":
         put(Buffer.from("<html>no safetensors at all</html>"));

@@ -10,7 +10,7 @@ import {
 } from "../../base/safetensors.ts";
 import type { SampleStates } from "../protocol.ts";
 import { bf16OfFloat16, bf16OfFloat32 } from "./bf16.ts";
-import { fileTrouble, refused } from "./failure.ts";
+import { fileTrouble, refused, type VllmError } from "./failure.ts";
 import { StatesStats } from "./states-stats.ts";
 
 /**
@@ -54,14 +54,14 @@ const PIECE_BYTES = 2 ** 20;
 /** More than any model has blocks. */
 const TAPS_MAX = 1_024;
 
-/** Throws only what the system throws. */
+/** Throws a VllmError where it cannot be read. */
 export function fileState(path: string): FileState {
   let fd: number;
   try {
     fd = openSync(path, "r");
   } catch (error) {
     if (errnoOf(error) === "ENOENT") return { kind: "absent" };
-    throw error;
+    throw unreadable(path, error);
   }
   try {
     const bytes = fstatSync(fd).size;
@@ -73,7 +73,6 @@ export function fileState(path: string): FileState {
       ? { kind: "whole", bytes }
       : { kind: "short", bytes, expectedBytes: header?.fileBytes ?? null };
   } catch (error) {
-    if (errnoOf(error) !== undefined) throw error;
     return { kind: "garbled", reason: describeError(error) };
   } finally {
     closeSync(fd);
@@ -97,7 +96,7 @@ export class StatesCopier {
    */
   copy(job: CopyJob): CopyResult {
     const startMs = this.#nowMs();
-    const from = openSync(job.path, "r");
+    const from = openConnectorFile(job.path);
     try {
       const header = readHeader(from, job.path, fstatSync(from).size);
       if (!header) throw fileTrouble(`${job.path} was cut after it had been whole`);
@@ -137,6 +136,21 @@ export class StatesCopier {
     }
     return { bytes: written, crc32c: crc, ...stats.result() };
   }
+}
+
+function openConnectorFile(path: string): number {
+  try {
+    return openSync(path, "r");
+  } catch (error) {
+    throw unreadable(path, error);
+  }
+}
+
+/** The server's folder, not the spool's disk: so without the errno. */
+function unreadable(path: string, error: unknown): VllmError {
+  return fileTrouble(
+    `${path} cannot be read: ${describeError(error)}; does Forebay run as another user than vLLM?`,
+  );
 }
 
 /** Numbers from `value` on, as bf16. */
@@ -221,7 +235,11 @@ function readIds(fd: number, entry: TensorEntry, { ids, path }: CopyJob): Int32A
 function readFully(fd: number, into: Uint8Array, startByte: number, path: string): void {
   const cut = (endByte: number) =>
     fileTrouble(`${path} ends at byte ${endByte}, within what its header describes`);
-  readExactlySync(fd, into, { startByte, path, cut });
+  try {
+    readExactlySync(fd, into, { startByte, path, cut });
+  } catch (error) {
+    throw errnoOf(error) === undefined ? error : unreadable(path, error);
+  }
 }
 
 function writeFully(fd: number, bytes: Uint8Array, startByte: number): void {
