@@ -243,6 +243,25 @@ describe("an engine that dies", () => {
     expect(count(ran, "engine.hello")).toBe(1);
   });
 
+  test("and is refused when it comes back: it is given up with the reason, and the others do its work", async () => {
+    const countFile = join(temporaryDirectory(), "lives");
+    const dies = ["--mode", "die-in-batch", "--lives", "1", "--later", "refuse-load", "--count", countFile];
+    let ran: Ran;
+    const next: FleetOptions["next"] = async (engine, signal) => {
+      if (engine === "fake-1")
+        await expect.poll(() => count(ran, "engine.given-up"), { interval: 5 }).toBe(1);
+      return ran.give(engine, signal);
+    };
+    ran = begin([dies, []], batches, { next });
+    await ran.run;
+    expect(sorted(verdicts(ran))).toEqual(ALL_OK);
+    expect(ran.fleet.status()[0]).toMatchObject({
+      state: "failed",
+      last_error: expect.stringMatching(/no such family/),
+    });
+    expect(skips(ran)).toBe(0);
+  });
+
   test("because memory ran out: it comes back with half of what it took in a forward, however many batches were in it", async () => {
     const countFile = join(temporaryDirectory(), "lives");
     const args = ["--mode", "sigkill-itself", "--rows", "4", "--forward-ms", "20"];

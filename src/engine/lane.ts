@@ -86,7 +86,8 @@ export class Lane {
   #lastError: string | null = null;
   #lastStderr: readonly string[] = [];
   #device: string | null = null;
-  #devices: string[] = [];
+  /** Null until it was first loaded. */
+  #devices: string[] | null = null;
   /** Most tokens of a forward: what the present life takes, and what the next one is told; null: its own choice. */
   #forwardTokens: number | null = null;
   #forwardTokensMax: number | null = null;
@@ -141,9 +142,11 @@ export class Lane {
       } catch (error) {
         if (this.over) break;
         if (!(error instanceof EngineError)) throw error;
-        // A program that is not there and a model that is refused are the same for all engines, and for ever.
-        if (error.retry === "no" || error.exit === EXIT.configuration) throw error;
-        this.died(error.brief, error.stderr);
+        // A program that is not there and a model that is refused stay so. Where it was well before, only this engine
+        // is lost; else what was asked for is wrong, and somebody should see it at once.
+        if (error.retry !== "no" && error.exit !== EXIT.configuration) this.died(error.brief, error.stderr);
+        else if (this.#devices === null) throw error;
+        else this.giveUp(`it was refused when it was started anew: ${error.brief}`);
       }
     }
     return null;
@@ -222,7 +225,7 @@ export class Lane {
       state: this.#state === "running" && this.requests === 0 ? "idle" : this.#state,
       pid: this.up?.pid ?? null,
       device: this.#device,
-      devices: this.#devices,
+      devices: this.#devices ?? [],
       tokens_done: this.done.tokens,
       samples_done: this.done.samples,
       batches_done: this.done.batches,

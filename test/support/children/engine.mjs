@@ -5,6 +5,7 @@
  *   --mode NAME       how it misbehaves (see MODES)
  *   --rows 3,9        only in requests that hold one of these rows (and, where it can, only for these rows)
  *   --lives N --count FILE   only in its first N lives; FILE counts them
+ *   --later NAME      how it misbehaves in its later lives
  *   --hidden N        hidden size, default 8
  *   --slots N         batches it wants outstanding, default 3
  *   --uuid NAME       claims to run on a GPU of that name
@@ -32,6 +33,7 @@ const { values } = parseArgs({
     mode: { type: "string" },
     rows: { type: "string" },
     lives: { type: "string" },
+    later: { type: "string" },
     count: { type: "string" },
     hidden: { type: "string", default: "8" },
     slots: { type: "string", default: "3" },
@@ -39,12 +41,13 @@ const { values } = parseArgs({
     "forward-ms": { type: "string", default: "0" },
   },
 });
-if (values.mode && !MODES.includes(values.mode)) throw new Error(`no mode ${values.mode}`);
+for (const name of [values.mode, values.later])
+  if (name && !MODES.includes(name)) throw new Error(`no mode ${name}`);
 
 const hidden = Number(values.hidden);
 const badRows = values.rows ? new Set(values.rows.split(",").map(Number)) : null;
 const life = values.count ? countLife(values.count) : 1;
-const mode = values.lives && life > Number(values.lives) ? undefined : values.mode;
+const mode = values.lives && life > Number(values.lives) ? values.later : values.mode;
 let taps = [];
 let forwards = 0;
 let work = Promise.resolve();
