@@ -17,6 +17,8 @@ export interface ChildEnd {
   /** Set where there never was a process. */
   spawnError: Error | null;
   killedByUs: boolean;
+  /** It is still there: SIGKILL came to nothing, as it does while a process waits in a driver. */
+  unkillable: boolean;
 }
 
 export interface ChildOptions {
@@ -25,6 +27,7 @@ export interface ChildOptions {
   stderr: ChildLog;
   /** Between two steps of ending it: asked, SIGTERM, SIGKILL. */
   graceMs: number;
+  unkillableMs: number;
   lineBytesMax: number;
   onLine: (line: string) => void;
   onLineTooLong: () => void;
@@ -39,13 +42,14 @@ const DRAIN_MS = 2_000;
 export class Child {
   /** 0 where it could not be started. */
   readonly pid: number;
-  /** Resolves, never rejects, once it has exited and its pipes are read. */
+  /** Resolves, never rejects, once it has exited and its pipes are read, or `unkillableMs` after a SIGKILL. */
   readonly exited: Promise<ChildEnd>;
   readonly #options: ChildOptions;
   readonly #process: ChildProcess;
   #ended = false;
   #killedByUs = false;
   #cancelNextStep = () => {};
+  #end!: (end: Pick<ChildEnd, "code" | "signal"> & Partial<ChildEnd>) => void;
 
   constructor(options: ChildOptions) {
     this.#options = options;
@@ -75,6 +79,9 @@ export class Child {
   kill(): void {
     this.#cancelNextStep();
     this.#signal("SIGKILL");
+    const { clock, unkillableMs } = this.#options;
+    const giveUp = () => this.#end({ code: null, signal: null, unkillable: true });
+    this.#cancelNextStep = clock.setTimer(giveUp, unkillableMs);
   }
 
   #signal(signal: "SIGTERM" | "SIGKILL"): void {
@@ -101,23 +108,27 @@ export class Child {
       if (!this.#ended) cancelPipeTimer = clock.setTimer(onPipeClosed, graceMs);
     });
     return new Promise((resolve) => {
-      const end = (code: number | null, signal: NodeJS.Signals | null, spawnError: Error | null) => {
+      this.#end = (end) => {
+        if (this.#ended) return;
         this.#ended = true;
         this.#cancelNextStep();
         cancelPipeTimer();
         stderr.close();
-        resolve({ code, signal, spawnError, killedByUs: this.#killedByUs });
+        // What is still there must not keep this process.
+        child.unref();
+        for (const pipe of child.stdio) pipe?.destroy();
+        resolve({ spawnError: null, unkillable: false, killedByUs: this.#killedByUs, ...end });
       };
-      child.on("error", (error) => {
-        if (this.pid === 0) end(null, null, error);
+      child.on("error", (spawnError) => {
+        if (this.pid === 0) this.#end({ code: null, signal: null, spawnError });
       });
       child.on("exit", (code, signal) => {
         // What it started may still hold its pipes, or write into a pack.
         signalGroup(this.pid, "SIGKILL");
-        const cancelDrain = clock.setTimer(() => end(code, signal, null), DRAIN_MS);
+        const cancelDrain = clock.setTimer(() => this.#end({ code, signal }), DRAIN_MS);
         child.on("close", () => {
           cancelDrain();
-          end(code, signal, null);
+          this.#end({ code, signal });
         });
       });
     });

@@ -24,6 +24,8 @@ export interface EngineExit {
   rows: readonly number[];
   retry: Retry;
   killedByUs: boolean;
+  /** It is still there, and may hold its device for ever. */
+  unkillable: boolean;
   /** It took its leave as the protocol has it. */
   saidBye: boolean;
   stderrTail: string[];
@@ -42,10 +44,10 @@ export interface ExitFacts {
 
 /** What a child's end means. */
 export function describeExit(end: ChildEnd, facts: ExitFacts): EngineExit {
-  const { code, signal, killedByUs } = end;
+  const { code, signal, killedByUs, unkillable } = end;
   const { saidBye, stderrTail } = facts;
   const { message: reason, ...ending } = endingOf(end, facts);
-  return { code, signal, reason, ...ending, killedByUs, saidBye, stderrTail };
+  return { code, signal, reason, ...ending, killedByUs, unkillable, saidBye, stderrTail };
 }
 
 function endingOf(end: ChildEnd, { file, ending, hello, saidBye }: ExitFacts): Ending {
@@ -53,6 +55,10 @@ function endingOf(end: ChildEnd, { file, ending, hello, saidBye }: ExitFacts): E
   const alone = { rows: [], fault: null, retry: "restart" } as const;
   if (spawnError) {
     return { ...alone, kind: "start", message: `${file} could not be started: ${spawnError.message}` };
+  }
+  if (end.unkillable) {
+    const message = `${ending ? `${ending.message}, and ` : ""}SIGKILL did not end it: it waits in a driver or on a disk`;
+    return { ...alone, kind: "hang", ...ending, message };
   }
   if (ending) return ending;
   const ended = signal ? `it was ended by ${signal}` : `it exited with code ${code}`;

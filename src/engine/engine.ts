@@ -42,7 +42,8 @@ export interface EngineOptions {
  * The parent's side of one engine: one child process in a process group of its own, from `start` to `exited`.
  * Every line from it is checked; whatever breaks the protocol, or is silent for too long, is killed. When that
  * happens, and when the child dies by itself, the outstanding requests reject with an `EngineError`, but only
- * once the child has exited: until then it may still write into their files.
+ * once the child has exited: until then it may still write into their files. (One that even SIGKILL does not end counts
+ * as gone; it can write into nothing but a file that nobody reads any more.)
  * Start it from the main thread: a child's PR_SET_PDEATHSIG fires when the thread that spawned it ends.
  */
 export class Engine {
@@ -93,6 +94,7 @@ export class Engine {
       clock: this.#clock,
       stderr: this.#stderr,
       graceMs: this.#limits.stopGraceMs,
+      unkillableMs: this.#limits.unkillableMs,
       lineBytesMax: LINE_BYTES_MAX,
       onLine: (line) => this.#onLine(line),
       onLineTooLong: () =>

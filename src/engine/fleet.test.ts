@@ -1,6 +1,6 @@
 import { readFileSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { describe, expect, onTestFinished, test } from "vitest";
+import { describe, expect, onTestFinished, test, vi } from "vitest";
 import {
   FAKE_HIDDEN,
   FAKE_TAPS,
@@ -260,6 +260,31 @@ describe("an engine that dies", () => {
       last_error: expect.stringMatching(/no such family/),
     });
     expect(skips(ran)).toBe(0);
+  });
+
+  test("not even by SIGKILL is given up, its batch done anew by another, and the run is not held", async () => {
+    const kill = process.kill.bind(process);
+    let ran: Ran;
+    const stuck = () => ran.events.find((e) => e.event === "engine.hello" && e.engine === "fake-0")?.pid;
+    // As the kernel does with a process that waits in a driver: the signal is taken, and nothing comes of it.
+    const spy = vi
+      .spyOn(process, "kill")
+      .mockImplementation((pid, signal) => Math.abs(pid) === stuck() || kill(pid, signal));
+    onTestFinished(() => {
+      spy.mockRestore();
+      // It may have ended with its pipes.
+      if (isAlive(Number(stuck()))) kill(-Number(stuck()), "SIGKILL");
+    });
+    const limits = { ...IMPATIENT, unkillableMs: 100 };
+    ran = begin([["--mode", "hang-first"], []], batches, { limits, next: bothUp(() => ran) });
+    await ran.run;
+    expect(sorted(verdicts(ran))).toEqual(ALL_OK);
+    expect(ran.fleet.status()[0]).toMatchObject({
+      state: "failed",
+      restarts: 0,
+      last_error: expect.stringMatching(/SIGKILL did not end it/),
+    });
+    expect(ran.attempts).toBeGreaterThanOrEqual(1);
   });
 
   test("because memory ran out: it comes back with half of what it took in a forward, however many batches were in it", async () => {

@@ -172,7 +172,8 @@ export class Fleet {
       await this.#feed(lane, engine);
       if (this.#isOver) break;
       const exit = await engine.exited;
-      if (exit.kind === "stopped") lane.restarting();
+      if (exit.unkillable) lane.giveUp(exit.reason);
+      else if (exit.kind === "stopped") lane.restarting();
       else lane.died(exit.reason, lastLines(exit.stderrTail));
     }
     if (lane.failed) this.#pool.discredited.add(lane.label);

@@ -13,6 +13,8 @@ export interface Served {
   receive: (request: WorkRequest) => void;
   /** False as long as what it runs on is still being loaded. Default: true from the start. */
   isImported?: () => boolean;
+  /** Resolves when no thread is in native code: an exit that cuts it off there may abort. A SIGTERM does not wait for it. */
+  rest?: () => Promise<void>;
   /** What must be ended before this process may; a SIGTERM waits for it too. Default: nothing. */
   stop?: () => Promise<void>;
 }
@@ -104,13 +106,14 @@ export function serve(served: Served): ServingChild {
     void end(EXIT_CRASH);
   }
 
-  /** Says what is still to be said, then ends; work in progress on another thread is waited for, as process.exit does. */
+  /** Says what is still to be said, then ends. */
   async function end(code: number): Promise<void> {
     if (isEnding) return;
     isEnding = true;
     clearInterval(alive);
     requests.removeAllListeners();
     requests.on("end", endNow);
+    await served.rest?.();
     await served.stop?.();
     if (code === 0) send({ type: "bye" });
     answers.end(() => process.exit(code));

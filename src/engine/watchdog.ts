@@ -10,6 +10,8 @@ export interface EngineLimits {
   forwardFactor: number;
   /** Between asking a child to end, SIGTERM, and SIGKILL. */
   stopGraceMs: number;
+  /** After SIGKILL: what still lives then waits in a driver or on a disk, and is not waited for. */
+  unkillableMs: number;
 }
 
 export const DEFAULT_LIMITS: EngineLimits = {
@@ -18,6 +20,7 @@ export const DEFAULT_LIMITS: EngineLimits = {
   forwardFloorMs: 60_000,
   forwardFactor: 20,
   stopGraceMs: 10_000,
+  unkillableMs: 30_000,
 };
 
 /** All limits of an engine that is given `floorMs` for a forward at least, in the defaults' proportions. */

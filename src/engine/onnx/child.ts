@@ -2,11 +2,12 @@
 import { createRequire } from "node:module";
 import { cpus, totalmem } from "node:os";
 import { Worker } from "node:worker_threads";
-import type { Answer } from "../protocol.ts";
+import type { Answer, Request } from "../protocol.ts";
 import { serve } from "../serving-child.ts";
 
 const worker = new Worker(new URL("./worker.js", import.meta.url));
 let isImported = false;
+const over = new Promise<void>((resolve) => worker.once("exit", () => resolve()));
 
 const child = serve({
   hello: {
@@ -16,6 +17,11 @@ const child = serve({
   },
   receive: (request) => worker.postMessage(request),
   isImported: () => isImported,
+  // Its present forward is waited for: ONNX Runtime throws where its thread's JavaScript is gone when it comes back.
+  rest: async () => {
+    worker.postMessage({ type: "shutdown" } satisfies Request);
+    await over;
+  },
 });
 worker.once("online", () => {
   isImported = true;

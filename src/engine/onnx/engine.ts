@@ -46,8 +46,7 @@ export class OnnxEngine {
     this.#options = options;
   }
 
-  receive(request: Request): void {
-    if (request.type === "shutdown") return;
+  receive(request: Exclude<Request, { type: "shutdown" }>): void {
     if (request.type === "extract") this.#admit(request);
     else this.#others.push(request);
     if (!this.#isRunning) this.#owned(this.#run());

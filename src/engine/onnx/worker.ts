@@ -12,4 +12,8 @@ const engine = new OnnxEngine({
   machine: { cores: availableParallelism(), memoryBytes: totalmem() },
   nowMs: () => performance.now(),
 });
-port.on("message", (request: Request) => engine.receive(request));
+port.on("message", (request: Request) => {
+  // Ends this thread, not the process.
+  if (request.type === "shutdown") process.exit(0);
+  engine.receive(request);
+});
