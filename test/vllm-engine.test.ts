@@ -1,4 +1,13 @@
-import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from "node:fs";
+import {
+  existsSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  statfsSync,
+  statSync,
+  writeFileSync,
+} from "node:fs";
 import { createServer } from "node:http";
 import { tmpdir } from "node:os";
 import { basename, join } from "node:path";
@@ -285,9 +294,24 @@ describe("what a good server gives", () => {
     const foreign = join(fake.folder, "cmpl-0123456789abcdef-0-abcd1234.safetensors");
     for (const path of [orphan, `${orphan}.lock`, foreign]) writeFileSync(path, "x");
     fake.fault = null;
-    const second = await loadedEngine(fake);
-    await second.shutdown();
+    // At once when the next one loads, and every while as long as it lives.
+    const second = await loadedEngine(fake, loadOf({ options: { ...QUICK, sweep_ms: 50 } }));
     expect(readdirSync(fake.folder)).toEqual([basename(foreign)]);
+    writeFileSync(orphan, "x");
+    await expect.poll(() => readdirSync(fake.folder)).toEqual([basename(foreign)]);
+    await second.shutdown();
+  });
+
+  test("an engine that shares the folder's room with others counts on its part of it only", async () => {
+    const fake = await startFake();
+    const free = statfsSync(fake.folder);
+    const bytes = free.bavail * free.bsize;
+    // One file of these prompts fits into its part, two do not.
+    const sharers = Math.ceil(bytes / (1.5 * 30 * TAPS.length * FACTS.hidden * 2));
+    const engine = await loadedEngine(fake, loadOf({ options: { ...QUICK, sharers } }));
+    const answer = await engine.extract(request(Array.from({ length: 6 }, (_, i) => idsOf(30, i))));
+    expect(answer.samples).toHaveLength(6);
+    expect(fake.openMax).toBe(1);
   });
 });
 

@@ -42,6 +42,7 @@ export function planEngines(values: SettingValues, env: NodeJS.ProcessEnv): Engi
       device_map: devices && devices.length > count ? "auto" : null,
       threads: values.threads ?? Math.max(1, Math.floor(availableParallelism() / count)),
       forward_tokens: values.forwardTokens,
+      sharers: count,
       attn: values.attn,
       strict: values.strict,
       allow_slow_kernels: values.allowSlowKernels,

@@ -50,7 +50,6 @@ const OPEN_MAX = 256;
 const SLOT_BATCHES = 64;
 /** Of the connector folder's free bytes, what is counted on; others may write there. */
 const ROOM_SHARE = 0.9;
-const SWEEP_EVERY_MS = 30_000;
 /** Longer than two of vLLM's blocks of 16, which is what its prefix cache keeps. */
 const PROBE_TOKENS = 40;
 /** The connector came with 0.22. */
@@ -93,7 +92,12 @@ export class VllmEngine {
     this.#loaded?.client.close();
     this.#loaded?.locks?.close();
     await this.#server?.stop();
-    if (this.#folder) sweepOrphans(this.#folder, this.#options.pid, () => false);
+    this.#sweep();
+  }
+
+  #sweep(): void {
+    const isOpen = (id: string) => !this.#isOver && this.#open.has(id);
+    if (this.#folder) sweepOrphans(this.#folder, this.#options.pid, isOpen);
   }
 
   // --- load ---
@@ -126,11 +130,8 @@ export class VllmEngine {
         `expected a server that computes in ${request.dtype}, found states in ${dtype}: start it with --dtype`,
       );
     }
-    const { pid } = this.#options;
-    this.#sweeper = setInterval(
-      () => this.#folder && sweepOrphans(this.#folder, pid, (id) => this.#open.has(id)),
-      SWEEP_EVERY_MS,
-    );
+    this.#sweep();
+    this.#sweeper = setInterval(() => this.#sweep(), settings.sweepMs);
     this.#options.send({
       type: "loaded",
       id: request.id,
@@ -158,8 +159,8 @@ export class VllmEngine {
       taps,
       blocks: model.blocks,
       dtype: request.dtype,
-      // Without chunked prefill a batch must hold the longest prompt.
-      batchTokens: typeof forwardTokens === "number" ? Math.max(forwardTokens, model.positions ?? 0) : null,
+      forwardTokens: typeof forwardTokens === "number" ? forwardTokens : null,
+      positions: model.positions,
       extra: target.extra,
       onEnd: (reason) => {
         if (this.#loaded && !this.#isOver) this.#crash(serverGone(reason));
@@ -244,7 +245,7 @@ export class VllmEngine {
       return false;
     const free = this.#folder === null ? null : freeBytes(this.#folder);
     const bytes = fileBytes(ids.length, taps.length, model.hidden);
-    return free === null || this.#comingBytes + bytes <= ROOM_SHARE * free;
+    return free === null || this.#comingBytes + bytes <= (ROOM_SHARE / settings.sharers) * free;
   }
 
   /** Rejects only where the whole child is at fault. */

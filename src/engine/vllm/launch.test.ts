@@ -10,7 +10,8 @@ const OPTIONS: LaunchOptions = {
   port: 8123,
   folder: "/dev/shm/forebay-vllm-1",
   dtype: "auto",
-  batchTokens: null,
+  forwardTokens: null,
+  positions: 262_144,
   extra: [],
 };
 
@@ -42,6 +43,26 @@ describe("launchArguments", () => {
     expect(jsonAfter(args, "--kv-transfer-config").kv_connector_extra_config.shared_storage_path).toBe(
       OPTIONS.folder,
     );
+  });
+
+  // Without chunked prefill vLLM wants a batch that holds the longest prompt, and takes memory for all of it.
+  test.each([
+    ["the model's positions, where nothing else is said", [], 40_960],
+    ["the longest prompt that a person wants", ["--max-model-len", "8192"], 16_384],
+    ["the same, longer than a forward", ["--max_model_len=20000"], 20_000],
+    ["the same in thousands", ["--max-model-len", "20k"], 20_000],
+    ["the same in units of 1024", ["--max-model-len=20K"], 20_480],
+    ["vLLM's own choice", ["--max-model-len", "auto"], 40_960],
+  ])("a batch holds %s", (_, extra, expected) => {
+    const args = launchArguments({ ...OPTIONS, forwardTokens: 16_384, positions: 40_960, extra });
+    expect(args[args.indexOf("--max-num-batched-tokens") + 1]).toBe(String(expected));
+  });
+
+  test("a person's own --max-num-batched-tokens stands; vLLM's where no forward was asked for", () => {
+    const extra = ["--max-num-batched-tokens", "9000"];
+    const own = launchArguments({ ...OPTIONS, forwardTokens: 16_384, positions: null, extra });
+    expect(own.filter((word) => word === "--max-num-batched-tokens")).toHaveLength(1);
+    expect(launchArguments(OPTIONS)).not.toContain("--max-num-batched-tokens");
   });
 
   test.each([

@@ -10,8 +10,10 @@ export interface LaunchOptions {
   /** Where the connector writes. */
   folder: string;
   dtype: "auto" | "float32" | "bfloat16" | "float16";
-  /** Tokens of one batch; null: vLLM's own. */
-  batchTokens: number | null;
+  /** Tokens of one batch, if the longest prompt is none longer; null: vLLM's own. */
+  forwardTokens: number | null;
+  /** The longest prompt of the model; null: it does not say. */
+  positions: number | null;
   /** A person's own arguments, after `--`; "{folder}" in them stands for `folder`. */
   extra: readonly string[];
 }
@@ -34,7 +36,7 @@ export function vllmLayerIds(taps: readonly number[], blocks: number): number[] 
 
 /** The arguments after the program's name: `vllm serve MODEL ...` with the hidden-states connector of vLLM >= 0.22. */
 export function launchArguments(options: LaunchOptions): string[] {
-  const { model, taps, blocks, port, folder, dtype, batchTokens } = options;
+  const { model, taps, blocks, port, folder, dtype } = options;
   const speculative = {
     method: "extract_hidden_states",
     num_speculative_tokens: 1,
@@ -54,9 +56,25 @@ export function launchArguments(options: LaunchOptions): string[] {
     ...(has(extra, "kv_transfer_config") ? [] : ["--kv_transfer_config", JSON.stringify(transfer)]),
     ...["--no-enable-chunked-prefill", "--no-enable-prefix-caching"],
     ...(dtype === "auto" ? [] : ["--dtype", dtype]),
-    ...(batchTokens === null ? [] : ["--max-num-batched-tokens", String(batchTokens)]),
+    ...batchArguments(options),
     ...extra,
   ];
+}
+
+/** Without chunked prefill a batch must hold the longest prompt, and vLLM takes memory for the whole of it. */
+function batchArguments({ forwardTokens, positions, extra }: LaunchOptions): string[] {
+  if (forwardTokens === null || has(extra, "max_num_batched_tokens")) return [];
+  const longest = tokensOf(argumentOf(extra, "max_model_len")) ?? positions ?? 0;
+  return ["--max-num-batched-tokens", String(Math.max(forwardTokens, longest))];
+}
+
+/** A number as vLLM takes it: k, m, g are thousands and their powers, K, M, G are 1,024. Null: none, or "auto". */
+function tokensOf(text: string | null): number | null {
+  const match = /^(\d+(?:\.\d+)?)([kmgKMG]?)$/.exec(text ?? "");
+  if (!match) return null;
+  const [, number, unit] = match;
+  const power = " kmg".indexOf(unit!.toLowerCase() || " ");
+  return Math.floor(Number(number) * (unit === unit!.toLowerCase() ? 1_000 : 1_024) ** power);
 }
 
 /** Arguments that would undo what the states depend on. */
@@ -68,5 +86,17 @@ function refuseOurs(extra: readonly string[]): void {
 
 /** vLLM takes dashes and underscores alike. */
 function has(words: readonly string[], name: string): boolean {
-  return words.some((word) => /^--([\w-]+)/.exec(word)?.[1]?.replaceAll("-", "_") === name);
+  return words.some((word) => nameOf(word) === name);
+}
+
+/** Of `--name value` or `--name=value`; the last one counts. */
+function argumentOf(words: readonly string[], name: string): string | null {
+  const at = words.findLastIndex((word) => nameOf(word) === name);
+  const word = words[at];
+  if (word === undefined) return null;
+  return word.includes("=") ? word.slice(word.indexOf("=") + 1) : (words[at + 1] ?? null);
+}
+
+function nameOf(word: string): string | undefined {
+  return /^--([\w-]+)/.exec(word)?.[1]?.replaceAll("-", "_");
 }

@@ -1,5 +1,5 @@
 import { createHash } from "node:crypto";
-import { readdirSync, rmSync } from "node:fs";
+import { readdirSync, readlinkSync, rmSync } from "node:fs";
 import { hostname } from "node:os";
 import { join } from "node:path";
 
@@ -8,7 +8,8 @@ import { join } from "node:path";
  * the machine and the process that asked.
  */
 
-const MACHINE = createHash("sha256").update(hostname()).digest("hex").slice(0, 8);
+/** Containers that share a folder may share the host's name too, but not each other's process ids. */
+const MACHINE = createHash("sha256").update(`${hostname()} ${pidNamespace()}`).digest("hex").slice(0, 8);
 const NAME = /^cmpl-(forebay-([0-9a-f]{8})-(\d+)-\d+)-.*\.safetensors(\.lock)?$/;
 
 /** Ids for this process's requests, none twice. */
@@ -56,6 +57,14 @@ function remove(path: string): boolean {
   } catch {
     // Another user's folder without write permission: the room check will tell when it fills.
     return false;
+  }
+}
+
+function pidNamespace(): string {
+  try {
+    return readlinkSync("/proc/self/ns/pid");
+  } catch {
+    return "";
   }
 }
 

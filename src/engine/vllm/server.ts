@@ -7,7 +7,7 @@ import { sleep } from "../../base/backoff.ts";
 import { errnoOf } from "../../base/errors.ts";
 import { plainText } from "../../base/log.ts";
 import { VllmClient } from "./client.ts";
-import { refused, serverGone } from "./failure.ts";
+import { refused, serverGone, type VllmError } from "./failure.ts";
 import { type LaunchOptions, launchArguments } from "./launch.ts";
 
 /** Memory that the connector's files may take; a container has 64 MB of it unless told otherwise. */
@@ -16,6 +16,9 @@ const TAIL_CHARS = 16_384;
 const HEALTH_EVERY_MS = 500;
 /** SIGTERM lets vLLM free its shared memory; longer than this nobody waits. */
 const STOP_MS = 4_000;
+/** Exit codes: of a shell, and of Python's argument parser. */
+const NO_SUCH_PROGRAM = 127;
+const BAD_ARGUMENTS = 2;
 
 /**
  * Removes the folder and ends the server's whole group when its descriptor 3 is closed: that is when the child that started it is gone,
@@ -28,7 +31,7 @@ export class VllmServer {
   readonly url: string;
   readonly folder: string;
   readonly #process: ChildProcess;
-  #ended: string | null = null;
+  #ended: { code: number | null; reason: string } | null = null;
   #tail = "";
 
   /** Resolves once the server is healthy. Rejects where it ends before, or `signal` aborts. */
@@ -66,16 +69,16 @@ export class VllmServer {
         this.#tail = (this.#tail + chunk.toString("utf8")).slice(-TAIL_CHARS);
       });
     }
-    const end = (reason: string) => {
-      this.#ended ??= reason;
+    const end = (code: number | null, reason: string) => {
+      this.#ended ??= { code, reason };
       options.onEnd(reason);
     };
-    this.#process.on("error", (error) => end(`vLLM could not be started: ${error.message}`));
+    this.#process.on("error", (error) => end(null, `vLLM could not be started: ${error.message}`));
     this.#process.on("exit", (code, signal) => {
       const lines = this.#tail.split("\n").filter((line) => line.trim() !== "");
       const last =
         lines.findLast((line) => /\berror\b|Error:/i.test(line)) ?? lines.at(-1) ?? "it said nothing";
-      end(`vLLM ended with ${signal ?? `code ${code}`}: ${plainText(last, 200)}`);
+      end(code, `vLLM ended with ${signal ?? `code ${code}`}: ${plainText(last, 200)}`);
     });
   }
 
@@ -94,18 +97,24 @@ export class VllmServer {
   async #untilHealthy(): Promise<void> {
     const client = new VllmClient(this.url);
     try {
-      while (!(await client.isWell())) {
-        if (this.#ended?.includes("code 127"))
-          throw refused("there is no program vllm: pip install vllm, or --python");
-        // Its argument parser's: the same arguments will not do the next time either.
-        if (this.#ended?.includes("code 2:")) throw refused(`${this.#ended} (before it was ready)`);
-        if (this.#ended !== null) throw serverGone(`${this.#ended} (before it was ready)`);
+      for (;;) {
+        const isWell = await client.isWell();
+        // What answers on its port after its end is somebody else's.
+        if (this.#ended) throw endedEarly(this.#ended);
+        if (isWell) return;
         await sleep(HEALTH_EVERY_MS);
       }
     } finally {
       client.close();
     }
   }
+}
+
+function endedEarly({ code, reason }: { code: number | null; reason: string }): VllmError {
+  if (code === NO_SUCH_PROGRAM) return refused("there is no program vllm: pip install vllm, or --python");
+  const message = `${reason} (before it was ready)`;
+  // The same arguments will not do the next time either.
+  return code === BAD_ARGUMENTS ? refused(message) : serverGone(message);
 }
 
 /** The fastest place that the connector's files can have. */
