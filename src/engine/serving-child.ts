@@ -21,7 +21,7 @@ export interface Served {
 
 export interface ServingChild {
   send: (answer: Answer) => void;
-  /** Tells it for every request that is open, and ends the process: the parent starts another. */
+  /** Tells it for every request that is open, and ends the process: the parent starts another. A text is told without a trace. */
   crash: (error: unknown) => void;
 }
 
@@ -97,7 +97,7 @@ export function serve(served: Served): ServingChild {
   function crash(error: unknown): void {
     if (isEnding) return;
     const message = error instanceof Error ? error.message : String(error);
-    console.error(error instanceof Error ? error.stack : message);
+    if (error instanceof Error) console.error(error.stack);
     // The last line is what a person is shown.
     console.error(message);
     for (const id of [...outstanding.keys()]) {

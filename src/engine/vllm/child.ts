@@ -6,13 +6,15 @@ import { serve } from "../serving-child.ts";
 import type { VllmTarget } from "./command.ts";
 import { Copier } from "./copier.ts";
 import { VllmEngine } from "./engine.ts";
+import { VllmError } from "./failure.ts";
 
 const target = JSON.parse(process.argv[4] ?? "{}") as VllmTarget;
 const copier = new Copier((error) => child.crash(error));
 const engine = new VllmEngine({
   target,
   send: (answer) => child.send(answer),
-  onCrash: (error) => child.crash(error),
+  // Of a failure whose place is known the sentence says all.
+  onCrash: (error) => child.crash(error instanceof VllmError ? error.message : error),
   copy: (job) => copier.copy(job),
   devices: "url" in target ? [] : (process.env.CUDA_VISIBLE_DEVICES ?? "").split(",").filter(Boolean),
   pid: process.pid,
