@@ -8,15 +8,11 @@ import { engineEnvironment, refusedEngineEnv } from "../engine/environment.ts";
 import { onnxEngineCommand } from "../engine/onnx/command.ts";
 import { choosePython, needPython, transformersEngineCommand } from "../engine/transformers.ts";
 import { type VllmTarget, vllmEngineCommand } from "../engine/vllm/command.ts";
+import type { EngineSetup } from "../run/options.ts";
 import { visibleGpus } from "./gpus.ts";
 
 /** How to start each engine, and what all of them are told at `load`. */
-export interface EnginePlan {
-  commands: EngineCommand[];
-  options: Record<string, string | number | boolean | null>;
-}
-
-export function planEngines(values: SettingValues, env: NodeJS.ProcessEnv): EnginePlan {
+export function planEngines(values: SettingValues, env: NodeJS.ProcessEnv): Omit<EngineSetup, "facts"> {
   const extra = Object.fromEntries(values.engineEnv);
   const devices = values.devices ?? defaultDevices(values, env);
   const servers = values.engine === "vllm" && values.vllm.length > 0 ? values.vllm.length : undefined;

@@ -7,8 +7,9 @@ import { needSupported } from "../engine/onnx/support.ts";
 import { limitsOf } from "../engine/watchdog.ts";
 import { readModelConfig } from "../model/config.ts";
 import type { DatasetChoice } from "../run/inputs.ts";
-import type { ExtractOptions } from "../run/options.ts";
+import type { EngineSetup, ExtractOptions } from "../run/options.ts";
 import type { RunRequest } from "../run/prepare.ts";
+import type { EngineFacts } from "../run/record.ts";
 import { tapBlocks } from "./chosen-taps.ts";
 import { planEngines } from "./engine-commands.ts";
 import { appVersion } from "./package-info.ts";
@@ -27,20 +28,14 @@ export function extractOptions(input: {
 }): ExtractOptions {
   const { place, settings } = input;
   const { values } = settings;
-  const engines = planEngines(values, input.env);
-  const model = requireSetting(settings, "model");
-  if (values.engine === "onnx") needSupported(readModelConfig(model), model);
   return {
     spec: place.spec,
     address: place.address,
     request: runRequest(input.verb, settings),
     part: values.part,
     takeOver: values.takeOver,
-    engines: engines.commands,
-    engineName: values.engine,
-    engineDtype: values.dtype,
+    engines: (begun) => engineSetup(settings, begun, input.env),
     engineLimits: limitsOf(values.engineTimeoutMs),
-    engineOptions: engines.options,
     maxSkips: values.maxSkips,
     gate: values.gate,
     spool: {
@@ -59,6 +54,23 @@ export function extractOptions(input: {
     resumeCommand: resumeCommand(place, values),
     settings: shownSettings(settings),
   };
+}
+
+function engineSetup(settings: Resolved, begun: Partial<EngineFacts>, env: NodeJS.ProcessEnv): EngineSetup {
+  const values = asBegun(settings, begun);
+  const { engine, dtype, attn, strict } = values;
+  const setup = { facts: { engine, dtype, attn, strict }, ...planEngines(values, env) };
+  const model = requireSetting(settings, "model");
+  if (engine === "onnx") needSupported(readModelConfig(model), model);
+  return setup;
+}
+
+/** What nobody has asked for is as the run was begun; how one engine computes means nothing to another. */
+function asBegun({ values, sources }: Resolved, begun: Partial<EngineFacts>): SettingValues {
+  const asked = Object.keys(begun).filter((key) => sources[key as keyof EngineFacts] !== "default");
+  if (asked.includes("engine") && values.engine !== begun.engine) return values;
+  const kept = Object.entries(begun).filter(([key]) => !asked.includes(key));
+  return { ...values, ...Object.fromEntries(kept) };
 }
 
 /** Which run it is: only this part of the settings decides its identity. */

@@ -6,10 +6,10 @@ import { patientStore } from "../store/patient-store.ts";
 import { type RetryOptions, withRetries } from "../store/retry.ts";
 import type { OpenedStore } from "../store/store.ts";
 import { claimPart, isOfPart } from "./lease.ts";
-import type { ExtractOptions, ExtractTools } from "./options.ts";
+import type { EngineSetup, ExtractOptions, ExtractTools } from "./options.ts";
 import { type PreparedRun, prepareRun } from "./prepare.ts";
 import { assertAttachments, assertRowsFit } from "./publish-inputs.ts";
-import { runIdOf } from "./record.ts";
+import { engineChange, engineFactsOf, readRunRecord, runIdOf } from "./record.ts";
 import { type Holdings, listHoldings } from "./remaining.ts";
 import { readSkips } from "./skips.ts";
 import { type PlanSkips, SKIPPED_TAIL } from "./status-board.ts";
@@ -24,6 +24,7 @@ const CHECK_RETRY_MS_MAX = 20_000;
 export interface Opened {
   store: OpenedStore;
   prepared: PreparedRun;
+  engines: EngineSetup;
   runId: string;
   spool: Spool;
   holdings: Holdings;
@@ -54,8 +55,16 @@ export async function openRun(
   await withRetries(() => opened.check(stop), { ...patience, deadlineMs: CHECK_RETRY_MS_MAX });
   const store = patientStore(opened, patience);
 
+  const standing = await readRunRecord(store, stop);
+  const begun = engineFactsOf(standing);
+  const engines = options.engines(begun);
+  const change = engineChange(begun, engines.facts);
+  if (change !== null) log.warn("run.engine_changed", { change });
+  board.engineChange(change);
+
   const prepared = await prepareRun(options.request, {
     store,
+    standing,
     runDirectory: options.runDirectory,
     log,
     onPhase: (phase, detail) => board.phase("planning", phase, detail),
@@ -69,7 +78,7 @@ export async function openRun(
   assertBudget({
     budgetBytes: options.spool.budgetBytes,
     packBytesMax: totals.largestPackBytes,
-    engines: options.engines.length,
+    engines: engines.commands.length,
   });
 
   board.phase("planning", "looking for another run on this part");
@@ -111,7 +120,16 @@ export async function openRun(
   const ours = committedSkips.filter((batch) => isOfPart(batch, options.part));
   const skippedBefore = await readSkips(store, ours, stop);
   board.skipped(skippedBefore);
-  return { store: opened, prepared, runId, spool, holdings, tally, skippedBefore: skippedBefore.length };
+  return {
+    store: opened,
+    prepared,
+    engines,
+    runId,
+    spool,
+    holdings,
+    tally,
+    skippedBefore: skippedBefore.length,
+  };
 }
 
 function skipsOf({ skippedRows, skippedReasons }: Plan): PlanSkips {

@@ -6,8 +6,18 @@ import type { Uploads } from "../spool/limiter.ts";
 import type { StoreSpec } from "../store/store.ts";
 import type { Part } from "./lease.ts";
 import type { RunRequest } from "./prepare.ts";
+import type { EngineFacts } from "./record.ts";
 import type { StatusDocument } from "./status.ts";
 import type { StatusBoard } from "./status-board.ts";
+
+/** The engines of one session. */
+export interface EngineSetup {
+  facts: EngineFacts;
+  /** One an engine, in the order of their numbers. */
+  commands: EngineCommand[];
+  /** Passed to every engine's `load`. */
+  options: Record<string, string | number | boolean | null>;
+}
 
 /** Everything that decides how a run is done; what it is, is in `request`. */
 export interface ExtractOptions {
@@ -16,14 +26,10 @@ export interface ExtractOptions {
   request: RunRequest;
   part: Part;
   takeOver: boolean;
-  /** One an engine, in the order of their numbers. */
-  engines: EngineCommand[];
-  engineName: "onnx" | "transformers" | "vllm";
-  engineDtype: "auto" | "float32" | "bfloat16" | "float16";
+  /** `begun`: how the run that stands in the store was begun. Throws where these engines cannot be started here. */
+  engines: (begun: Partial<EngineFacts>) => EngineSetup;
   /** How long an engine may be silent before it is taken for hung. */
   engineLimits: Partial<EngineLimits>;
-  /** Passed to every engine's `load`. */
-  engineOptions: Record<string, string | number | boolean | null>;
   /** Share of the rows that may be skipped at run time. */
   maxSkips: number;
   /** Run the gate before the first batch. */

@@ -12,13 +12,7 @@ import { type LongPolicy, makePlan, type Plan, type PlanOrder } from "../plan/pl
 import { encodePlan, planHashOf } from "../plan/plan-file.ts";
 import type { Store } from "../store/store.ts";
 import { type DatasetChoice, type RowsOptions, rowsOfDataset, rowsOfStore } from "./inputs.ts";
-import {
-  assertSameIdentity,
-  type Identity,
-  type RunRecord,
-  readRunRecord,
-  type TapNumbering,
-} from "./record.ts";
+import { assertSameIdentity, type Identity, type RunRecord, type TapNumbering } from "./record.ts";
 import { loadStoredRun } from "./stored-run.ts";
 
 /** What a person asks for; everything else of a run follows from it. */
@@ -50,6 +44,8 @@ export interface PreparedRun {
 
 export interface PrepareTools {
   store: Store;
+  /** run.json of the store, or null. */
+  standing: RunRecord | null;
   runDirectory: string;
   log: Log;
   /** `detail`: how far it is, told often. */
@@ -58,13 +54,12 @@ export interface PrepareTools {
 }
 
 /**
- * Reads model, dataset and the store's run.json; makes the plan; refuses (exit 4, with the differences) to mix two
+ * Reads model and dataset, and makes the plan; refuses (exit 4, with the differences) to mix two
  * runs. Reads the store and writes only the run directory.
  */
 export async function prepareRun(request: RunRequest, tools: PrepareTools): Promise<PreparedRun> {
-  const { store, runDirectory, log, signal } = tools;
+  const { store, standing, runDirectory, log, signal } = tools;
   const model = readModelConfig(request.modelDirectory);
-  const standing = await readRunRecord(store, signal);
   const taps = request.taps ?? standing?.identity.taps ?? null;
   if (!taps) throw nothingToResume(store);
   const numbering = numberingOf(taps, model.blocks);

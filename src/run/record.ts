@@ -66,6 +66,31 @@ export const RunRecord = z.object({
 });
 export type RunRecord = z.infer<typeof RunRecord>;
 
+/** How a run's states are computed, as `facts` of run.json hold it: what goes on with a run goes on in the same way. */
+const EngineFacts = z.object({
+  engine: z.enum(["onnx", "transformers", "vllm"]),
+  /** As it was asked for. */
+  dtype: z.enum(["auto", "float32", "bfloat16", "float16"]),
+  attn: z.string().nullable(),
+  strict: z.boolean(),
+});
+export type EngineFacts = z.infer<typeof EngineFacts>;
+
+/** Those that are known: an older run.json holds the engine only, and one of a later version perhaps another. */
+export function engineFactsOf(record: RunRecord | null): Partial<EngineFacts> {
+  return EngineFacts.partial().safeParse(record?.facts ?? {}).data ?? {};
+}
+
+/** What a session computes in another way than the run was begun with, in words; null: nothing. */
+export function engineChange(begun: Partial<EngineFacts>, now: EngineFacts): string | null {
+  const names = (Object.keys(now) as (keyof EngineFacts)[]).filter(
+    (name) => begun[name] !== undefined && begun[name] !== now[name],
+  );
+  const words = (facts: Partial<EngineFacts>) =>
+    names.map((name) => `${name} ${facts[name] ?? "unset"}`).join(", ");
+  return names.length === 0 ? null : `begun with ${words(begun)}; goes on with ${words(now)}`;
+}
+
 /** sha256 of the identity with its keys in the schema's order, 64 hex digits. */
 export function runIdOf(identity: Identity): string {
   return createHash("sha256")

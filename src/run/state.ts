@@ -66,14 +66,24 @@ export function judgeState(facts: StateFacts): Judged {
 }
 
 /** What a person should not overlook. */
-export function alertsOf(judged: Judged, spool: { volatile: boolean }): StatusDocument["alerts"] {
+export function alertsOf(
+  judged: Judged,
+  run: { volatile: boolean; engineChange: string | null },
+): StatusDocument["alerts"] {
   const { state, reason, action } = judged;
   const alerts: StatusDocument["alerts"] = [];
   if (state === "blocked" || state === "failed")
     alerts.push({ level: "error", text: reason ?? state, action });
   if (state === "stalled" || state === "degraded")
     alerts.push({ level: "warn", text: reason ?? state, action });
-  if (spool.volatile) {
+  if (run.engineChange !== null) {
+    alerts.push({
+      level: "warn",
+      text: `the states are not all made alike: ${run.engineChange}`,
+      action: null,
+    });
+  }
+  if (run.volatile) {
     const text = "the spool is on tmpfs: what is not uploaded goes with the power";
     alerts.push({ level: "warn", text, action: null });
   }

@@ -52,6 +52,7 @@ export class StatusBoard implements StatusSource {
   #lastCommitMs: number | null = null;
   #lastCommitAt: string | null = null;
   #pageUrl: string | null = null;
+  #engineChange: string | null = null;
   #gate: StatusDocument["gate"] = { state: "not-run", report: null };
 
   /** `withGpus` puts beside the engines what only the monitor knows of their cards. */
@@ -153,6 +154,11 @@ export class StatusBoard implements StatusSource {
     this.#gate = gate;
   }
 
+  /** See `engineChange` of record.ts. */
+  engineChange(change: string | null): void {
+    this.#engineChange = change;
+  }
+
   pageUrl(url: string): void {
     this.#pageUrl = url;
   }
@@ -200,6 +206,7 @@ export class StatusBoard implements StatusSource {
       stats,
       traits: sources?.traits ?? null,
       gate: this.#gate,
+      engineChange: this.#engineChange,
       events: [...this.#events],
     });
     return this.#withGpus(document);

@@ -54,6 +54,7 @@ export interface Moment {
   stats: UploaderStats | null;
   traits: StoreTraits | null;
   gate: StatusDocument["gate"];
+  engineChange: string | null;
   /** Newest first. */
   events: StatusDocument["events_tail"];
 }
@@ -86,7 +87,10 @@ export function statusDocument(moment: Moment): StatusDocument {
     money: moneyOf(moment),
     gate: moment.gate,
     training: null,
-    alerts: alertsOf(course, { volatile: usage?.volatile ?? false }),
+    alerts: alertsOf(course, {
+      volatile: usage?.volatile ?? false,
+      engineChange: moment.engineChange,
+    }),
     events_tail: moment.events,
   };
 }

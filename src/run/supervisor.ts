@@ -19,7 +19,7 @@ import { assertGate, gateSamples, runGate } from "./gate.ts";
 import { HEARTBEAT_INTERVAL_S, Heartbeat } from "./heartbeat.ts";
 import { publishIndex } from "./index-file.ts";
 import { type Closer, listRun, type Opened, openRun, startPatience } from "./open-run.ts";
-import type { ExtractOptions, ExtractTools } from "./options.ts";
+import type { EngineSetup, ExtractOptions, ExtractTools } from "./options.ts";
 import type { PreparedRun } from "./prepare.ts";
 import { publishInputs } from "./publish-inputs.ts";
 import { assertSameIdentity, type RunRecord } from "./record.ts";
@@ -105,7 +105,7 @@ export class Supervisor {
   }
 
   async #extract(opened: Opened): Promise<Ending> {
-    const { store, prepared, runId, spool, holdings, tally, skippedBefore } = opened;
+    const { store, prepared, engines, runId, spool, holdings, tally, skippedBefore } = opened;
     const { options, tools } = { options: this.#options, tools: this.#tools };
     const { board, log, stop } = tools;
     const { plan } = prepared;
@@ -150,7 +150,7 @@ export class Supervisor {
     const loop = new BatchLoop({
       identity: runId,
       prepared,
-      engines: this.#fleetEngines(prepared),
+      engines: this.#fleetEngines(prepared, engines),
       limits: options.engineLimits,
       store,
       spool,
@@ -168,7 +168,7 @@ export class Supervisor {
         await this.#gate(engine, loaded, prepared);
         if (!prepared.record) {
           board.phase("loading", "storing plan and inputs");
-          await this.#publish(store, prepared, traits);
+          await this.#publish(opened, traits);
         }
         this.#beat(store);
       },
@@ -230,17 +230,18 @@ export class Supervisor {
     });
   }
 
-  #fleetEngines(prepared: PreparedRun): FleetEngine[] {
-    const { engines, engineName, engineDtype, engineOptions, request } = this.#options;
+  #fleetEngines(prepared: PreparedRun, engines: EngineSetup): FleetEngine[] {
+    const { request } = this.#options;
+    const { engine, dtype } = engines.facts;
     // So that an engine can tell what memory its largest forward will take.
-    const options = { ...engineOptions, longest_tokens: planTotals(prepared.plan).longestTokens };
-    return engines.map((command, shard) => ({
-      label: `${engineName}-${shard}`,
+    const options = { ...engines.options, longest_tokens: planTotals(prepared.plan).longestTokens };
+    return engines.commands.map((command, shard) => ({
+      label: `${engine}-${shard}`,
       shard,
       command,
       load: {
         model: resolve(request.modelDirectory),
-        dtype: engineDtype,
+        dtype,
         device: null,
         taps: prepared.identity.taps,
         options,
@@ -248,7 +249,7 @@ export class Supervisor {
     }));
   }
 
-  async #publish(store: OpenedStore, prepared: PreparedRun, traits: StoreTraits): Promise<RunRecord> {
+  async #publish({ store, prepared, engines }: Opened, traits: StoreTraits): Promise<RunRecord> {
     const { options, tools } = { options: this.#options, tools: this.#tools };
     const record = await publishInputs(store, prepared, {
       spec: options.spec,
@@ -260,7 +261,7 @@ export class Supervisor {
         host: tools.host,
         model: options.request.modelDirectory,
         architecture: prepared.model.architecture,
-        engine: options.engineName,
+        ...engines.facts,
         gate: options.gate,
         dataset: options.request.dataset?.path ?? null,
         start_row: options.request.dataset?.startRow ?? null,
