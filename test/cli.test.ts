@@ -1,7 +1,7 @@
 import { type ChildProcess, execFile, spawn } from "node:child_process";
 import { once } from "node:events";
 import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { hostname, tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
@@ -264,6 +264,63 @@ describe("a run on this machine", () => {
     const more = await forebay([...args, "--engines", "2"]);
     expect(more.code, more.stderr).toBe(0);
     expect(launch()).toMatchObject({ generation: 2, settings: { engines: { text: "2" } } });
+  });
+
+  test("a start that is refused leaves what status tells of the run as it was, detached or not", async () => {
+    const args = runArgs("file:runs/a", DATASET, "--run-dir", "run-state");
+    expect((await forebay(args)).code).toBe(0);
+    const heartbeat = join(directory, "runs/a/status/1-of-1.json");
+    const stood = JSON.parse(readFileSync(heartbeat, "utf8"));
+    const files = () =>
+      ["status.json", "history.json", "supervisor.json", "launch.json"].map((name) =>
+        readFileSync(join(directory, "run-state", name), "utf8"),
+      );
+    const before = files();
+    const refusals: [exit: number, flags: string[]][] = [
+      [2, ["--spool-bytes", "600KiB"]],
+      [2, ["--taps", "1,3", "--for", "zlab"]],
+      [4, ["--seed", "9"]],
+      [78, ["--rows", "100:200"]],
+    ];
+    for (const [exit, flags] of refusals) {
+      const words =
+        flags[0] === "--spool-bytes"
+          ? args.map((arg) => (arg === "64MiB" ? flags[1]! : arg))
+          : [...args, ...flags];
+      for (const more of [[], ["--detach"]]) {
+        const refused = await forebay([...words, ...more]);
+        expect([refused.code, flags], refused.stderr).toEqual([exit, flags]);
+        expect(files()).toEqual(before);
+      }
+    }
+    // Another Forebay works on this part: this very process, says its heartbeat.
+    const run = { ...stood.run, state: "running", host: hostname(), pid: process.pid };
+    writeFileSync(heartbeat, JSON.stringify({ ...stood, run }));
+    for (const more of [[], ["--detach"]]) expect((await forebay([...args, ...more])).code).toBe(5);
+    expect(files()).toEqual(before);
+    writeFileSync(heartbeat, JSON.stringify(stood));
+
+    const seen = async (more: NodeJS.ProcessEnv, ...flags: string[]) => {
+      const { stdout } = await forebay(["status", "file:runs/a", "--json", ...flags], more);
+      return JSON.parse(stdout).run;
+    };
+    expect(await seen({}, "--run-dir", "run-state")).toMatchObject({ state: "done", id: stood.run.id });
+    // Nor does a machine that knew nothing of it take its own refusal for the run.
+    const elsewhere = { XDG_STATE_HOME: join(directory, "other") };
+    const other = args.slice(0, args.indexOf("--run-dir"));
+    expect((await forebay([...other, "--seed", "9"], elsewhere)).code).toBe(4);
+    expect(await seen(elsewhere)).toMatchObject({ state: "done", id: stood.run.id });
+  });
+
+  test("restart with settings that are refused leaves those that were accepted for the next", async () => {
+    const args = runArgs("file:runs/a", DATASET, "--run-dir", "run-state");
+    expect((await forebay(args)).code).toBe(0);
+    const launch = () => readFileSync(join(directory, "run-state/launch.json"), "utf8");
+    const before = launch();
+    const restart = ["restart", "file:runs/a", "--run-dir", "run-state"];
+    expect((await forebay([...restart, "--spool-bytes", "600KiB"])).code).toBe(2);
+    expect(launch()).toBe(before);
+    expect((await forebay(restart)).code).toBe(0);
   });
 
   test("Ctrl-C ends a run gracefully with 130, its --on-exit command hears that, and the same command goes on", async () => {

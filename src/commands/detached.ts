@@ -5,7 +5,7 @@ import { fileURLToPath } from "node:url";
 import { EXIT } from "../base/errors.ts";
 import { plainText } from "../base/log.ts";
 import { startKeeper, waitForFirstCommit } from "../control/detach.ts";
-import { FILES } from "../control/run-directory.ts";
+import { FILES, type LaunchRecord, writeRecord } from "../control/run-directory.ts";
 import { type Io, printJson, printLine, say } from "./io.ts";
 import type { RunPlace } from "./run-place.ts";
 
@@ -23,6 +23,8 @@ export async function goDetached(options: {
   sinceMs: number;
   /** False where a living keeper will start the supervisor. */
   startKeeper: boolean;
+  /** Stood in launch.json before, and does so again where what stands there now is not accepted. */
+  before: LaunchRecord | null;
 }): Promise<number> {
   const { io, place, sinceMs } = options;
   const { directory } = place;
@@ -55,6 +57,7 @@ export async function goDetached(options: {
     tunnel: page === null ? null : tunnelLine(page, io.env),
   };
   if (outcome.kind === "ended") {
+    if (options.before && !outcome.accepted) writeRecord(join(directory, FILES.launch), options.before);
     say(io, lastOf(join(directory, FILES.keeperLog)));
     if (options.json)
       printJson(io, { ...facts, state: "ended", exit_code: outcome.exitCode, reason: outcome.reason });

@@ -14,7 +14,8 @@ export function lastWordOf({ status: document, look: directory }: Standing): Las
   if (!document) return null;
   if (directory.supervisor?.alive) return { document, gone: null };
   const keeper = directory.keeper;
-  const next = keeper?.alive ? `; its keeper is ${keeper.record.state}` : "";
+  const said = keeper?.record.decision ? ` (${keeper.record.decision})` : "";
+  const next = keeper?.alive ? `; its keeper is ${keeper.record.state}${said}` : "";
   const gone = `its process ${document.run.pid} on this machine is gone${next}`;
   return { document: lost(document, gone), gone };
 }

@@ -41,7 +41,7 @@ export const restart: VerbSpec = {
     const stillKept = kept && lookAtRunDirectory(place.directory).keeper?.alive === true;
     // Only now: the old supervisor commits what it holds until it is gone.
     const sinceMs = Date.now();
-    const exitCode = await goDetached({ io, place, json: false, sinceMs, startKeeper: !stillKept });
+    const exitCode = await goDetached({ io, place, json: false, sinceMs, startKeeper: !stillKept, before });
     if (json) printJson(io, { address: place.address, changed, exit_code: exitCode });
     return exitCode === EXIT.done ? EXIT.done : exitCode;
   },

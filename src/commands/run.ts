@@ -52,9 +52,6 @@ export const resume: VerbSpec = {
   run: (call) => startRun(call, "resume"),
 };
 
-/** Exit codes of a start whose settings or inputs were not accepted. */
-const REFUSED: ReadonlySet<number> = new Set([EXIT.usage, EXIT.identity, EXIT.configuration]);
-
 async function startRun(call: Call, verb: "run" | "resume"): Promise<number> {
   const { io, settings, json } = call;
   if (call.options.printSettings === true) {
@@ -76,10 +73,7 @@ async function startRun(call: Call, verb: "run" | "resume"): Promise<number> {
     makeRunDirectory(place.directory);
     const before = lookAtRunDirectory(place.directory).launch;
     writeLaunch();
-    const exitCode = await goDetached({ io, place, json, sinceMs, startKeeper: true });
-    // The keeper had to read them; `restart` is to start what was accepted.
-    if (before && REFUSED.has(exitCode)) writeRecord(launchFile, before);
-    return exitCode;
+    return goDetached({ io, place, json, sinceMs, startKeeper: true, before });
   }
   // Loaded only here: engines, uploads and the page are much to read for a verb that only looks.
   const { supervise } = await import("./supervise.ts");

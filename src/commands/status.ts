@@ -102,14 +102,22 @@ function isOver(parts: readonly StatusDocument[], isKept: boolean): boolean {
 
 async function fromStore(
   place: RunPlace,
-  { here, isKept, known, io }: { here: LastWord | null; isKept: boolean; known: Plan | null; io: Io },
+  {
+    here: standing,
+    isKept,
+    known,
+    io,
+  }: { here: LastWord | null; isKept: boolean; known: Plan | null; io: Io },
 ): Promise<Found> {
   const stored = await withStore(place.spec, io, (store) =>
     readStoredStatus(store, { known, signal: io.signal }),
   );
+  const { amounts, plan } = stored;
+  // A start that was refused here says nothing of the run that stands there.
+  const isRun = standing?.document.run.id !== "" || (stored.heartbeats.length === 0 && !amounts);
+  const here = isRun ? standing : null;
   const all = stored.heartbeats.map((heartbeat) => newest(heartbeat, here));
   if (here && !all.some((part) => samePart(part, here.document))) all.push(here.document);
-  const { amounts, plan } = stored;
   if (all.length === 0 && !amounts) {
     throw notARun(place.address, [
       join(place.directory, FILES.supervisor),

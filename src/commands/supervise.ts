@@ -72,8 +72,10 @@ export async function superviseOnce(input: SuperviseInput): Promise<ExtractResul
   const { directory } = place;
   const options = extractOptions({ verb: input.verb, place, settings, env: io.env });
   makeRunDirectory(directory);
-  // Read before our own record takes its place.
-  const before = lookAtRunDirectory(directory).supervisor?.record.process ?? null;
+  // Read before our own record takes its place, which it keeps only where this start is accepted.
+  const before = lookAtRunDirectory(directory).supervisor?.record ?? null;
+  const recordFile = join(directory, FILES.supervisor);
+  let isAccepted = false;
 
   const clock = { nowMs: () => performance.now(), wallMs: Date.now };
   let gpus: GpuWatch | null = null;
@@ -137,21 +139,21 @@ export async function superviseOnce(input: SuperviseInput): Promise<ExtractResul
     });
     board.pageUrl(monitor.url);
     monitor.publish(published(board));
-    writeRecord(
-      join(directory, FILES.supervisor),
-      supervisorRecord(input, options.spool.directory, control, monitor.url),
-    );
+    writeRecord(recordFile, supervisorRecord(input, options.spool.directory, control, monitor.url));
     if (values.heartbeatUrl !== null) stopHeartbeat = startHeartbeat(values.heartbeatUrl, board, log);
     const result = await extract(options, {
       log,
       board,
       host: hostname(),
-      pidAlive: (pid) => pidAlive(pid, before),
+      pidAlive: (pid) => pidAlive(pid, before?.process ?? null),
       random: Math.random,
       ...clock,
       stop: stop.signal,
       stopExit: stop.exitCode,
-      onAccepted: input.onAccepted,
+      onAccepted: () => {
+        isAccepted = true;
+        input.onAccepted?.();
+      },
       onLive: (live) => {
         controls = live;
       },
@@ -169,6 +171,7 @@ export async function superviseOnce(input: SuperviseInput): Promise<ExtractResul
     progress.finish();
     await monitor?.close(published(board));
     await control?.close();
+    if (before && !isAccepted) writeRecord(recordFile, before);
   }
 }
 

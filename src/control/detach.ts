@@ -2,10 +2,11 @@ import { spawn } from "node:child_process";
 import { closeSync, openSync } from "node:fs";
 import { join } from "node:path";
 import { sleep } from "../base/backoff.ts";
+import { askSupervisor } from "./channel.ts";
 import { isProcessAlive } from "./process-identity.ts";
 import { exitCodeOf } from "./restart-decision.ts";
-import { FILES, KeeperRecord, readRecord } from "./run-directory.ts";
-import { readStatusFile, type StatusFields } from "./status-file.ts";
+import { FILES, KeeperRecord, readRecord, SupervisorRecord } from "./run-directory.ts";
+import { readStatusFile, StatusFields } from "./status-file.ts";
 
 const POLL_MS = 200;
 /** A keeper that has not written its first record by then did not start. */
@@ -38,7 +39,8 @@ export function startKeeper(options: {
 export type DetachOutcome =
   | { kind: "working"; status: StatusFields }
   | { kind: "blocked"; status: StatusFields }
-  | { kind: "ended"; exitCode: number; reason: string };
+  /** `accepted`: its settings and inputs were, before it ended. */
+  | { kind: "ended"; exitCode: number; reason: string; accepted: boolean };
 
 /**
  * Waits until the detached run has proven itself: its first commit since `sinceMs`, or its end, or that it is
@@ -59,8 +61,9 @@ export async function waitForFirstCommit(options: {
   for (;;) {
     const keeper = readRecord(join(directory, FILES.keeper), KeeperRecord);
     const ours = keeper && (!options.ownKeeper || keeper.startedAt >= since) ? keeper : null;
-    const status = readStatusFile(directory);
-    if (status && status.generated_at >= since) {
+    const status = await statusSince(directory, since);
+    const accepted = status !== null && status.run.id !== "";
+    if (status) {
       options.onStatus(status);
       const committedAt = status.extraction.last_commit_at;
       if (committedAt !== null && committedAt >= since) return { kind: "working", status };
@@ -68,10 +71,27 @@ export async function waitForFirstCommit(options: {
     }
     if (ours?.state === "ended") {
       const exitCode = ours.lastExit ? exitCodeOf({ ...ours.lastExit }) : 1;
-      return { kind: "ended", exitCode, reason: ours.decision ?? "it ended" };
+      return { kind: "ended", exitCode, reason: ours.decision ?? "it ended", accepted };
     }
     const dead = ours ? !isProcessAlive(ours.process) : options.nowMs() - sinceMs > KEEPER_START_MS_MAX;
-    if (dead) return { kind: "ended", exitCode: 1, reason: `it died; ${join(directory, FILES.keeperLog)}` };
+    if (dead) {
+      const reason = `it died; ${join(directory, FILES.keeperLog)}`;
+      return { kind: "ended", exitCode: 1, reason, accepted };
+    }
     await sleep(POLL_MS, options.signal);
+  }
+}
+
+/** Until a start is accepted the file is an earlier session's, and only the supervisor itself tells how far it is. */
+async function statusSince(directory: string, since: string): Promise<StatusFields | null> {
+  const status = readStatusFile(directory);
+  if (status && status.generated_at >= since) return status;
+  const supervisor = readRecord(join(directory, FILES.supervisor), SupervisorRecord);
+  if (!supervisor || supervisor.startedAt < since) return null;
+  try {
+    return StatusFields.parse(await askSupervisor(supervisor, { verb: "status" }));
+  } catch {
+    // It is just ending.
+    return null;
   }
 }

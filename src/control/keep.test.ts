@@ -1,10 +1,12 @@
 import { mkdtempSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { expect, test } from "vitest";
+import { expect, onTestFinished, test } from "vitest";
 import { silentLog } from "../base/log.ts";
+import { serveControl } from "./channel.ts";
 import { waitForFirstCommit } from "./detach.ts";
 import { keepRunning } from "./keep.ts";
+import { identifyProcess } from "./process-identity.ts";
 import { FRUITLESS_MAX, type SupervisorExit } from "./restart-decision.ts";
 import { FILES, KeeperRecord, type LaunchRecord, readRecord, writeRecord } from "./run-directory.ts";
 
@@ -30,7 +32,15 @@ function writeStatus(
   const { committedAt, state = "running", at = new Date().toISOString() } = fields;
   const document = {
     generated_at: at,
-    run: { state, phase: "extracting", reason: "why", action: "do", page_url: null, started_at: at },
+    run: {
+      id: "1a2b",
+      state,
+      phase: "extracting",
+      reason: "why",
+      action: "do",
+      page_url: null,
+      started_at: at,
+    },
     extraction: { last_commit_at: committedAt, total_processed: 0, total: 1 },
   };
   writeFileSync(join(directory, FILES.status), JSON.stringify(document));
@@ -146,6 +156,47 @@ test("a detached start that fails returns the supervisor's exit code and the kee
     onStatus() {},
   });
   expect(outcome).toMatchObject({ kind: "ended", exitCode: 78 });
+});
+
+test("how far a start is that is not yet accepted, its supervisor tells: the file is an earlier session's", async () => {
+  const directory = newDirectory();
+  const sinceMs = Date.now() - 1;
+  const at = new Date().toISOString();
+  writeStatus(directory, { committedAt: null, state: "done", at: "2020-01-01T00:00:00.000Z" });
+  const run = { id: "", state: "starting", phase: "reading", reason: null, action: null, page_url: null };
+  const control = await serveControl({
+    status: () => ({
+      generated_at: at,
+      run: { ...run, started_at: at },
+      extraction: { last_commit_at: null, total_processed: 0, total: 0 },
+    }),
+    set: () => ({}),
+    stop: () => ({}),
+  });
+  onTestFinished(() => control.close());
+  writeRecord(join(directory, FILES.supervisor), {
+    process: identifyProcess(process.pid),
+    startedAt: at,
+    address: "file:x/run",
+    part: { index: 1, count: 1 },
+    socket: control.socket,
+    token: control.token,
+    pageUrl: null,
+    spool: directory,
+  });
+  const heard: string[] = [];
+  const outcome = await waitForFirstCommit({
+    directory,
+    sinceMs,
+    ownKeeper: true,
+    nowMs: Date.now,
+    onStatus: (status) => {
+      heard.push(status.run.phase);
+      void keep(directory, [{ code: 4, signal: null }]);
+    },
+  });
+  expect(outcome).toMatchObject({ kind: "ended", exitCode: 4, accepted: false });
+  expect(new Set(heard)).toEqual(new Set(["reading"]));
 });
 
 test("a detached start that is blocked returns with what to do", async () => {

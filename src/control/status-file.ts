@@ -4,9 +4,11 @@ import { z } from "zod";
 import { FILES } from "./run-directory.ts";
 
 /** The few fields of the status document that control needs; the document itself belongs to run/. */
-const StatusFields = z.object({
+export const StatusFields = z.object({
   generated_at: z.string(),
   run: z.object({
+    /** "" until settings and inputs were accepted. */
+    id: z.string(),
     state: z.string(),
     phase: z.string(),
     reason: z.string().nullable(),

@@ -1,4 +1,5 @@
 /** The monitor's thread: it answers whatever the main thread is busy with, and keeps the run directory's files. */
+import { existsSync } from "node:fs";
 import { parentPort, workerData } from "node:worker_threads";
 import { EXIT, RunError, type RunErrorFields } from "../base/errors.ts";
 import type { Log, LogFields } from "../base/log.ts";
@@ -38,6 +39,8 @@ const startS = Date.now() / 1_000;
 const kept = historyFile === null ? { run: "", points: [] } : readHistory(historyFile, startS);
 history.restore(kept.points);
 let runId = kept.run;
+/** What an earlier session left stands until this one knows which run it is: one that is refused never does. */
+let isHeld = statusFile !== null && existsSync(statusFile);
 const files = {
   status: statusFile === null ? null : new KeptFile(statusFile),
   history: historyFile === null ? null : new KeptFile(historyFile),
@@ -72,8 +75,9 @@ function serve(server: MonitorServer): void {
 }
 
 function keep({ document }: Published): void {
-  files.status?.replace(JSON.stringify(document));
   const { id } = document.run;
+  if (id !== "") isHeld = false;
+  if (!isHeld) files.status?.replace(JSON.stringify(document));
   if (id === "" || id === runId) return;
   // Another run stands at this address now: the past that was found is not its own.
   if (runId !== "") history.restore(history.points().filter(({ t }) => t >= startS));
@@ -81,7 +85,7 @@ function keep({ document }: Published): void {
 }
 
 function keepHistory(): void {
-  files.history?.replace(encodeHistory(runId, history));
+  if (!isHeld) files.history?.replace(encodeHistory(runId, history));
 }
 
 function fieldsOf(error: unknown): RunErrorFields {
