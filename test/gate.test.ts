@@ -1,4 +1,4 @@
-import { writeFileSync } from "node:fs";
+import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
@@ -16,6 +16,8 @@ afterAll(() => machine?.remove());
 interface Report {
   ok: boolean;
   results: { kind: string; ok: boolean; tap: number | null; message: string }[];
+  against?: string;
+  agreement?: { tap: number; ok: boolean; medianError: number }[];
 }
 
 /** `forebay check` with an engine that makes the mistake `sabotage`. */
@@ -35,8 +37,12 @@ async function check(
 
 /** A Python that runs the sabotaged engine where it is told to run the engine. */
 function pythonThat(sabotage: string): string {
-  const path = machine.path(`python-${sabotage}`);
-  const engine = `exec '${VENV_PYTHON}' '${SABOTAGED}' '${sabotage}' "$@"`;
+  return pythonWith(sabotage, `exec '${VENV_PYTHON}' '${SABOTAGED}' '${sabotage}' "$@"`);
+}
+
+/** A Python with `engine`, in the shell's words, in place of the engine. */
+function pythonWith(name: string, engine: string): string {
+  const path = machine.path(`python-${name}`);
   const script = `#!/bin/sh\ncase "$1" in\n*run_engine.py) ${engine};;\nesac\nexec '${VENV_PYTHON}' "$@"\n`;
   writeFileSync(path, script, { mode: 0o755 });
   return path;
@@ -75,3 +81,50 @@ const REASONS: Record<string, RegExp> = {
   float16: /float16 bytes called bfloat16/,
   "big-endian": /big-endian/,
 };
+
+describe("forebay check --against", () => {
+  async function against(
+    engines: [string, string],
+    python: string,
+  ): Promise<{ code: number | null; report: Report }> {
+    const { code, stdout, stderr } = await machine.run([
+      ...["check", "--model", join(FIXTURES, "models/random-qwen3"), "--taps", "1,3,5", "--threads", "1"],
+      ...["--engine", engines[0], "--against", engines[1], "--python", python, "--json"],
+    ]);
+    expect(stdout, stderr).toContain("{");
+    return { code, report: JSON.parse(stdout.trim().split("\n").at(-1)!) as Report };
+  }
+
+  test("two engines that are right agree at every tap", async () => {
+    const { code, report } = await against(["onnx", "transformers"], VENV_PYTHON);
+    expect({ code, report }).toMatchObject({ code: 0, report: { ok: true, against: "transformers" } });
+    expect(report.agreement!.map(({ tap, ok }) => [tap, ok])).toEqual([1, 3, 5].map((tap) => [tap, true]));
+  });
+
+  test("an engine that makes a mistake is told by one that does not, for the taps in which it is", async () => {
+    const { code, report } = await against(["onnx", "transformers"], pythonThat("post-norm"));
+    expect({ code, ok: report.ok }).toEqual({ code: 9, ok: false });
+    expect(report.results.every(({ ok }) => ok)).toBe(true);
+    expect(report.agreement!.map(({ ok }) => ok)).toEqual([true, true, false]);
+  });
+
+  test("an engine against itself shows what is noise, and its model is never there twice", async () => {
+    const log = machine.path("lives");
+    const engine = `echo start >> '${log}'; '${VENV_PYTHON}' "$@"; code=$?; echo end >> '${log}'; exit $code`;
+    const python = pythonWith("lives", engine);
+    const { code, report } = await against(["transformers", "transformers"], python);
+    expect(code).toBe(0);
+    expect(report.agreement!.map(({ medianError }) => medianError)).toEqual([0, 0, 0]);
+    expect(readFileSync(log, "utf8")).toBe("start\nend\nstart\nend\n");
+  });
+});
+
+test("forebay check of several devices tries what a run would start on the first", async () => {
+  const seen = machine.path("devices");
+  const python = pythonWith("devices", `echo "$CUDA_VISIBLE_DEVICES" >> '${seen}'; exit 1`);
+  const { code } = await machine.run([
+    ...["check", "--model", join(FIXTURES, "models/random-qwen3"), "--taps", "1", "--python", python],
+    ...["--engine", "transformers", "--devices", "0,1"],
+  ]);
+  expect({ code, seen: readFileSync(seen, "utf8") }).toEqual({ code: 7, seen: "0\n" });
+});

@@ -6,7 +6,7 @@ import { silentLog } from "../base/log.ts";
 import { requireSetting } from "../config/resolve.ts";
 import { Engine } from "../engine/engine.ts";
 import { type ModelConfig, readModelConfig } from "../model/config.ts";
-import { compareEngines, describeAgreement, type TapAgreement } from "../run/against.ts";
+import { compareStates, describeAgreement, statesOf, type TapAgreement } from "../run/against.ts";
 import { type GateReport, type GateSample, runGate } from "../run/gate.ts";
 import { tapBlocks } from "./chosen-taps.ts";
 import { planEngines } from "./engine-commands.ts";
@@ -24,6 +24,7 @@ export const check: VerbSpec = {
     "forebay check --model models/Qwen3-8B --taps 1,17,33",
     "forebay check --model models/Qwen3-8B --taps 1,17,33 --engine transformers --devices 0",
     "forebay check --model models/Qwen3-8B --for speculators-dflash --against transformers",
+    "forebay check --model DIR --taps 1 --engine transformers --against transformers   # how noisy it is",
   ],
   async run(call) {
     const { io, settings, json } = call;
@@ -57,51 +58,56 @@ async function checkEngine(call: Call): Promise<{ gate: GateReport; agreement: T
   const shape = { taps: taps.length, hidden: config.hidden };
   const samples = sampleIds(config);
   const directory = mkdtempSync(join(tmpdir(), "forebay-check-"));
-  const engines: Engine[] = [];
   try {
     say(io, "loading the model");
-    const engine = await startEngine(call, settings.values.engine, taps);
-    engines.push(engine);
-    say(io, "checking the engine's states");
-    const gate = await runGate(engine, engine.loaded!, samples, { shape, directory, log: silentLog });
-    if (against === null) return { gate, agreement: null };
+    const own = await withEngine(call, { name: settings.values.engine, taps }, async (engine) => {
+      say(io, "checking the engine's states");
+      const gate = await runGate(engine, engine.loaded!, samples, { shape, directory, log: silentLog });
+      return {
+        gate,
+        states: against === null ? null : await statesOf(engine, samples, { shape, directory }),
+      };
+    });
+    if (against === null || own.states === null) return { gate: own.gate, agreement: null };
     say(io, `loading the model in the ${against} engine`);
-    const other = await startEngine(call, against, taps);
-    engines.push(other);
-    return { gate, agreement: await compareEngines([engine, other], samples, { taps, shape, directory }) };
+    const other = await withEngine(call, { name: against, taps }, (engine) =>
+      statesOf(engine, samples, { shape, directory }),
+    );
+    return { gate: own.gate, agreement: compareStates([own.states, other], { taps, shape }) };
   } finally {
-    await Promise.all(engines.map((engine) => engine.shutdown()));
     rmSync(directory, { recursive: true, force: true });
   }
 }
 
-/** One engine, loaded. */
-async function startEngine(
+/** `use` of one engine, as a run would start its first; it is gone before another needs the room that its model takes. */
+async function withEngine<T>(
   { io, settings }: Call,
-  name: "onnx" | "transformers" | "vllm",
-  taps: number[],
-): Promise<Engine> {
+  { name, taps }: { name: "onnx" | "transformers" | "vllm"; taps: number[] },
+  use: (engine: Engine) => Promise<T>,
+): Promise<T> {
   const { values } = settings;
-  const { commands, options } = planEngines({ ...values, engine: name, engines: 1 }, io.env);
+  const { commands, options } = planEngines({ ...values, engine: name }, io.env);
   const command = commands[0]!;
   const engine = await Engine.start({
     command,
-    // Two of one kind are told apart.
-    label: name === values.engine ? `${command.name}-0` : `${command.name}-against`,
+    label: `${command.name}-0`,
     log: silentLog,
     stderrFile: null,
     signal: io.signal,
   });
-  // The other engine computes in what it does best: an onnx engine knows float32 only.
-  const dtype = name === values.engine ? values.dtype : "auto";
-  await engine.load({
-    model: requireSetting(settings, "model"),
-    dtype,
-    device: null,
-    taps,
-    options: { ...options, longest_tokens: Math.max(...SAMPLE_TOKENS) },
-  });
-  return engine;
+  try {
+    await engine.load({
+      model: requireSetting(settings, "model"),
+      // Another engine computes in what it does best: an onnx engine knows float32 only.
+      dtype: name === values.engine ? values.dtype : "auto",
+      device: null,
+      taps,
+      options: { ...options, longest_tokens: Math.max(...SAMPLE_TOKENS) },
+    });
+    return await use(engine);
+  } finally {
+    await engine.shutdown();
+  }
 }
 
 /** Fixed ids from all over the vocabulary: what is proven here does not depend on the text. */

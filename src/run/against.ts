@@ -26,15 +26,12 @@ export interface TapAgreement {
  */
 const MEDIAN_ERROR_MAX = 0.05;
 
-/** Extracts the same samples with both engines and compares them tap by tap. Uses scratch files in `directory`. */
-export async function compareEngines(
-  engines: readonly [Engine, Engine],
-  samples: readonly GateSample[],
-  options: { taps: readonly number[]; shape: Shape; directory: string },
-): Promise<TapAgreement[]> {
-  const { taps, shape, directory } = options;
-  const [a, b] = await Promise.all(engines.map((engine) => statesOf(engine, samples, shape, directory)));
-  return taps.map((tap, slot) => compareTap(a!, b!, { tap, slot, shape }));
+/** What two engines made of the same samples, tap by tap. */
+export function compareStates(
+  [a, b]: readonly [Uint16Array, Uint16Array],
+  { taps, shape }: { taps: readonly number[]; shape: Shape },
+): TapAgreement[] {
+  return taps.map((tap, slot) => compareTap(a, b, { tap, slot, shape }));
 }
 
 /** One tap of two [tokens, taps, hidden], bf16 bits. */
@@ -75,11 +72,11 @@ export function describeAgreement(agreement: readonly TapAgreement[]): string {
     .join("\n");
 }
 
-async function statesOf(
+/** The samples' states, bf16 bits [tokens, taps, hidden]. Uses a scratch file in `directory`. */
+export async function statesOf(
   engine: Engine,
   samples: readonly GateSample[],
-  shape: Shape,
-  directory: string,
+  { shape, directory }: { shape: Shape; directory: string },
 ): Promise<Uint16Array> {
   const file = join(directory, `against-${engine.label}.bin`);
   const placed = placeSamples(samples, shape);
