@@ -65,6 +65,9 @@ const runArgs = (address: string, dataset = DATASET, ...more: string[]) => [
   ...["--spool-bytes", "64MiB", "--disk-floor", "16MiB", "--no-gate", ...more],
 ];
 
+const FIRST = ["file:runs/a", "--model", MODEL, "--dataset", DATASET, "--taps", "1"];
+const RUNNING = ["--engine", "vllm", "--vllm", "http://127.0.0.1:1"];
+
 describe("help and arguments", () => {
   test.each(VERBS)("%s --help shows an example and --json", async (verb) => {
     const { code, stdout } = await forebay([verb, "--help"]);
@@ -106,6 +109,31 @@ describe("help and arguments", () => {
     const { stderr } = await forebay([...args, "--json"]);
     expect(JSON.parse(stderr)).toMatchObject({ event: "error", subject: "--inflight-bytes", exit: 2 });
     expect(existsSync(join(directory, "runs"))).toBe(false);
+  });
+
+  test.each([
+    [["run", ...FIRST], ["--devices", "7"], "transformers or vllm"],
+    [["run", ...FIRST], ["--vllm", "http://127.0.0.1:1"], "vllm"],
+    [["run", ...FIRST, "--engine", "transformers"], ["--serve"], "vllm"],
+    [["check", "--model", MODEL, "--taps", "1"], ["--attn", "sdpa"], "transformers"],
+    [["check", "--model", MODEL, "--taps", "1"], ["--python", "python3"], "transformers or vllm"],
+    [["check", "--model", MODEL, "--taps", "1", "--engine", "vllm", "--serve"], ["--strict"], "transformers"],
+    [["check", "--model", MODEL, "--taps", "1", ...RUNNING], ["--devices", "0"], "--serve"],
+  ])("%j %j exits 2 and says that it is for %s", async (args, flag, taker) => {
+    const { code, stderr } = await forebay([...args, ...flag]);
+    expect(code, stderr).toBe(2);
+    expect(stderr).toContain(`${flag[0]} is for`);
+    expect(stderr).toContain(taker);
+    expect(existsSync(join(directory, "runs/a/run.json"))).toBe(false);
+  });
+
+  test("a flag of the second engine is none of another's; nor is what run.yaml says for another engine", async () => {
+    const check = ["check", "--model", MODEL, "--taps", "1"];
+    const second = await forebay([...check, "--against", "transformers", "--python", "no-such-python"]);
+    expect(second).toMatchObject({ code: 78, stderr: expect.stringContaining("no-such-python") });
+    writeFileSync(join(directory, "run.yaml"), "engine: transformers\nattn: sdpa\ndevices: 0,1\n");
+    const onnx = await forebay([...check, "--engine", "onnx"]);
+    expect(onnx.code, onnx.stderr).toBe(0);
   });
 
   test("--print-settings shows each value and where it came from, and starts nothing", async () => {
@@ -310,6 +338,25 @@ describe("a run on this machine", () => {
     const other = args.slice(0, args.indexOf("--run-dir"));
     expect((await forebay([...other, "--seed", "9"], elsewhere)).code).toBe(4);
     expect(await seen(elsewhere)).toMatchObject({ state: "done", id: stood.run.id });
+  });
+
+  test("restart with another engine leaves behind what was only for the first", async () => {
+    const other = ["--engine", "transformers", "--python", "no-such-python", "--attn", "sdpa"];
+    const args = runArgs("file:runs/a", DATASET, "--run-dir", "run-state");
+    expect((await forebay([...args, "--threads", "1"])).code).toBe(0);
+    const file = join(directory, "run-state/launch.json");
+    const launch = JSON.parse(readFileSync(file, "utf8"));
+    const words = Object.fromEntries(
+      [0, 2, 4].map((i) => [other[i]!.slice(2), { text: other[i + 1], source: "flag" }]),
+    );
+    writeFileSync(file, JSON.stringify({ ...launch, settings: { ...launch.settings, ...words } }));
+    const onnx = await forebay(["restart", "file:runs/a", "--run-dir", "run-state", "--engine", "onnx"]);
+    expect(onnx.code, onnx.stderr).toBe(0);
+    expect(onnx.stderr).toContain("attn: sdpa -> its default");
+    const { settings } = JSON.parse(readFileSync(file, "utf8"));
+    expect(settings).toMatchObject({ engine: { text: "onnx" }, threads: { text: "1" } });
+    expect(Object.keys(settings)).not.toEqual(expect.arrayContaining(["attn"]));
+    expect(Object.keys(settings)).not.toEqual(expect.arrayContaining(["python"]));
   });
 
   test("restart with settings that are refused leaves those that were accepted for the next", async () => {

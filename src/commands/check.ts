@@ -10,6 +10,7 @@ import { compareStates, describeAgreement, statesOf, type TapAgreement } from ".
 import { type GateReport, type GateSample, runGate } from "../run/gate.ts";
 import { tapBlocks } from "./chosen-taps.ts";
 import { planEngines } from "./engine-commands.ts";
+import { refuseForeignFlags } from "./engine-flags.ts";
 import { printJson, printLine, say } from "./io.ts";
 import type { Call, VerbSpec } from "./verb.ts";
 
@@ -52,7 +53,8 @@ export const check: VerbSpec = {
 
 async function checkEngine(call: Call): Promise<{ gate: GateReport; agreement: TapAgreement[] | null }> {
   const { io, settings } = call;
-  const { against } = settings.values;
+  const { engine: name, against } = settings.values;
+  refuseForeignFlags(settings, against === null ? [name] : [name, against]);
   const config = readModelConfig(requireSetting(settings, "model"));
   const taps = tapBlocks(settings, config.blocks);
   const shape = { taps: taps.length, hidden: config.hidden };
@@ -60,7 +62,7 @@ async function checkEngine(call: Call): Promise<{ gate: GateReport; agreement: T
   const directory = mkdtempSync(join(tmpdir(), "forebay-check-"));
   try {
     say(io, "loading the model");
-    const own = await withEngine(call, { name: settings.values.engine, taps }, async (engine) => {
+    const own = await withEngine(call, { name, taps }, async (engine) => {
       say(io, "checking the engine's states");
       const gate = await runGate(engine, engine.loaded!, samples, { shape, directory, log: silentLog });
       return {

@@ -12,6 +12,7 @@ import type { RunRequest } from "../run/prepare.ts";
 import type { EngineFacts } from "../run/record.ts";
 import { tapBlocks } from "./chosen-taps.ts";
 import { planEngines } from "./engine-commands.ts";
+import { refuseForeignFlags } from "./engine-flags.ts";
 import { appVersion } from "./package-info.ts";
 import type { RunPlace } from "./run-place.ts";
 import { shownSettings } from "./shown-settings.ts";
@@ -59,6 +60,7 @@ export function extractOptions(input: {
 function engineSetup(settings: Resolved, begun: Partial<EngineFacts>, env: NodeJS.ProcessEnv): EngineSetup {
   const values = asBegun(settings, begun);
   const { engine, dtype, attn, strict } = values;
+  refuseForeignFlags(settings, [engine]);
   const setup = { facts: { engine, dtype, attn, strict }, ...planEngines(values, env) };
   const model = requireSetting(settings, "model");
   if (engine === "onnx") needSupported(readModelConfig(model), model);

@@ -1,9 +1,10 @@
 import { join } from "node:path";
 import { EXIT, RunError } from "../base/errors.ts";
 import type { Resolved } from "../config/resolve.ts";
-import { settingKey } from "../config/settings.ts";
+import { SETTING_KEYS, SETTINGS } from "../config/settings.ts";
 import { FILES, type LaunchRecord, lookAtRunDirectory, writeRecord } from "../control/run-directory.ts";
 import { goDetached } from "./detached.ts";
+import { isForeign } from "./engine-flags.ts";
 import { printJson, say } from "./io.ts";
 import { launchOf } from "./launch.ts";
 import { runPlace } from "./run-place.ts";
@@ -52,10 +53,17 @@ function withChanges(before: LaunchRecord, asked: Resolved): { launch: LaunchRec
   // Only what this command line says: run.yaml and the environment were read when the run was launched.
   const flags = launchOf(asked, (source) => source === "flag");
   const settings = { ...before.settings, ...flags };
-  const changed = Object.entries(flags).flatMap(([name, { text }]) => {
-    const old = before.settings[name];
-    const was = old ? String(old.text) : settingKey(name) ? "its default" : "unset";
-    return was === String(text) ? [] : [`${name}: ${was} -> ${String(text)}`];
+  if (flags.engine) {
+    // What was for another engine would be refused.
+    const foreign = SETTING_KEYS.filter((key) => isForeign(key, [asked.values.engine]));
+    for (const { name } of foreign.map((key) => SETTINGS[key])) if (!flags[name]) delete settings[name];
+  }
+  const names = new Set([...Object.keys(flags), ...Object.keys(before.settings)]);
+  const changed = [...names].flatMap((name) => {
+    const [was, is] = [before.settings[name], settings[name]].map((one) =>
+      String(one?.text ?? "its default"),
+    );
+    return was === is ? [] : [`${name}: ${was} -> ${is}`];
   });
   const onExit = flags["on-exit"] ? String(flags["on-exit"].text) : before.onExit;
   return { launch: { ...before, generation: before.generation + 1, settings, onExit }, changed };

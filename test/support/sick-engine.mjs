@@ -3,7 +3,7 @@
 //   fail-rows   says of `rows` (null: of all) that their states are not finite
 //   wrong-crc   states, but for every sample a CRC that is not theirs
 //   flip        changes a byte in the file after its CRC was taken; `once` is a file that is there when it was done
-// `device`: only in the engine that was given this one (--devices 0,1). Every engine takes `delayMs` longer for each
+// `device`: only in the engine that was given this one (FOREBAY_DEVICES=0,1). Every engine takes `delayMs` longer for each
 // batch, and `loadMs` to load.
 import fs from "node:fs";
 import { syncBuiltinESMExports } from "node:module";
