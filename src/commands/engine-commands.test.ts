@@ -70,3 +70,23 @@ test.each<[string, SettingTexts, (string | undefined)[]]>([
 ])("a choice is left as it is: %s", (_choice, flags, chosen) => {
   expect(devices(flags, machine(CARDS))).toEqual(chosen);
 });
+
+test.each<[string, SettingTexts]>([
+  ["transformers", { engine: "transformers" }],
+  ["vllm --serve", { engine: "vllm", serve: "true" }],
+])("%s: a device that is not among the cards is refused, with those that are", (_engine, flags) => {
+  for (const named of ["7", "0,7", "GPU-9"]) {
+    expect(() => devices({ ...flags, devices: named }, machine(CARDS))).toThrow(
+      expect.objectContaining({ exit: 2, message: expect.stringMatching(/(7|GPU-9).* shows 0, 1, 2$/) }),
+    );
+  }
+  for (const named of [UUIDS[1]!.slice(0, 8), "MIG-4f3a"]) {
+    expect(devices({ ...flags, devices: named }, machine(CARDS))).toEqual([named]);
+  }
+});
+
+test("where nvidia-smi shows no card, as on machines of other makers, the engine itself finds out", () => {
+  const flags = { engine: "transformers", devices: "7" };
+  expect(devices(flags, machine(["No devices were found"]))).toEqual(["7"]);
+  expect(devices(flags, machine([]))).toEqual(["7"]);
+});

@@ -9,11 +9,12 @@ import { onnxEngineCommand } from "../engine/onnx/command.ts";
 import { choosePython, needPython, transformersEngineCommand } from "../engine/transformers.ts";
 import { type VllmTarget, vllmEngineCommand } from "../engine/vllm/command.ts";
 import type { EngineSetup } from "../run/options.ts";
-import { visibleGpus } from "./gpus.ts";
+import { needGpus, visibleGpus } from "./gpus.ts";
 
 /** How to start each engine, and what all of them are told at `load`. */
 export function planEngines(values: SettingValues, env: NodeJS.ProcessEnv): Omit<EngineSetup, "facts"> {
   const extra = Object.fromEntries(values.engineEnv);
+  if (values.devices && values.engine !== "onnx") needGpus(values.devices, env);
   const devices = values.devices ?? defaultDevices(values, env);
   const servers = values.engine === "vllm" && values.vllm.length > 0 ? values.vllm.length : undefined;
   const count = values.engines ?? servers ?? devices?.length ?? 1;

@@ -1,3 +1,4 @@
+import { EXIT, RunError } from "../base/errors.ts";
 import { peakFlops } from "../monitor/card-peak.ts";
 import { type GpuReading, readGpus } from "../monitor/nvidia-smi.ts";
 import type { EngineStatus, StatusDocument } from "../run/status.ts";
@@ -22,6 +23,25 @@ export function visibleGpus(env: NodeJS.ProcessEnv): string[] {
   // CUDA looks no further than the first that is not there.
   const end = names.findIndex((name) => !isThere(name, cards));
   return end < 0 ? names : names.slice(0, end);
+}
+
+/**
+ * Throws (usage) for one of `devices` that is not among the cards which nvidia-smi shows. Where it shows none, or is not
+ * there, as on machines of other makers, the engine finds out.
+ */
+export function needGpus(devices: readonly string[], env: NodeJS.ProcessEnv): void {
+  const cards = readGpus(env);
+  const absent = devices.filter((name) => !isThere(name, cards));
+  if (cards.length === 0 || absent.length === 0) return;
+  const shown = cards.map(({ gpu }) => gpu.index).join(", ");
+  throw new RunError({
+    op: "read setting",
+    subject: "--devices",
+    message: `expected GPUs of this machine, found ${absent.join(", ")}; nvidia-smi shows ${shown}`,
+    safe: "nothing was started",
+    hint: "number them as nvidia-smi does, or leave --devices out to use all",
+    exit: EXIT.usage,
+  });
 }
 
 /** Where nvidia-smi shows no cards, as in some containers, the variable is believed. Parts of a card it does not list. */
