@@ -70,3 +70,25 @@ test("a run goes on with the engine and the dtype that it was begun with; anothe
     expect.objectContaining({ level: "warn", text: expect.stringContaining(told) }),
   );
 });
+
+test("the line that status gives after a kill goes on, with all that the engine needs", async () => {
+  const needed = ["--engine", "transformers", ...PYTHON, "--forward-tokens", "64", "--attn", "eager"];
+  const { child, ended } = machine.start([
+    ...["run", address, "--model", MODEL, "--dataset", machine.path("rows.jsonl"), "--taps", "1,3"],
+    ...["--pack-bytes", "12KiB", "--spool", machine.path("spool"), "--disk-floor", "1MiB", "--port", "0"],
+    ...["--progress", "json", ...needed],
+  ]);
+  await new Promise<void>((resolve) => {
+    child.stderr!.on("data", (chunk: Buffer) => chunk.includes("batch.committed") && resolve());
+  });
+  child.kill("SIGKILL");
+  await ended;
+  const { run } = JSON.parse((await machine.run(["status", address, "--json"])).stdout);
+  expect(run.state).toBe("lost");
+  const [program, ...words] = run.action.split(" ") as string[];
+  expect(program).toBe("forebay");
+  expect(run.action).toContain(needed.slice(0, 6).join(" "));
+  const resumed = await machine.run([...words, "--port", "0"]);
+  expect(resumed.code, resumed.stderr).toBe(0);
+  expect(resumed.stderr).not.toContain("engine_changed");
+});

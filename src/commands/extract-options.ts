@@ -14,6 +14,7 @@ import { tapBlocks } from "./chosen-taps.ts";
 import { planEngines } from "./engine-commands.ts";
 import { refuseForeignFlags } from "./engine-flags.ts";
 import { appVersion } from "./package-info.ts";
+import { resumeCommand } from "./resume-command.ts";
 import type { RunPlace } from "./run-place.ts";
 import { shownSettings } from "./shown-settings.ts";
 
@@ -52,7 +53,7 @@ export function extractOptions(input: {
     runDirectory: place.directory,
     appVersion: appVersion(),
     price: values.pricePerHour === null ? null : { currency: "USD", perHour: values.pricePerHour },
-    resumeCommand: resumeCommand(place, values),
+    resumeCommand: resumeCommand(place, settings, input.env),
     settings: shownSettings(settings),
   };
 }
@@ -109,18 +110,4 @@ export function rowsAsked(settings: Resolved): { startRow: number; endRow: numbe
 /** An eighth of the memory, within bounds: packs in flight live outside the JavaScript heap. */
 function defaultInflightBytes(memoryBytes: number): number {
   return Math.min(INFLIGHT_BYTES_MAX, Math.max(INFLIGHT_BYTES_MIN, Math.floor(memoryBytes / 8)));
-}
-
-/** The command that goes on with this run on any machine. */
-function resumeCommand({ address, spec }: RunPlace, values: SettingValues): string {
-  const words = ["forebay", "resume", address, "--model", values.model ?? "DIR"];
-  if (values.part.count > 1) words.push("--part", `${values.part.index}/${values.part.count}`);
-  if (spec.kind === "s3" && spec.endpoint) words.push("--endpoint", spec.endpoint);
-  if (spec.kind === "s3" && spec.region !== "us-east-1") words.push("--region", spec.region);
-  if (values.engine !== "onnx") words.push("--engine", values.engine);
-  for (const url of values.vllm) words.push("--vllm", url);
-  if (values.serve) words.push("--serve", ...values.vllmArg.map((word) => `--vllm-arg=${word}`));
-  return words
-    .map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'\\''`)}'`))
-    .join(" ");
 }

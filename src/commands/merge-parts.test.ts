@@ -126,14 +126,15 @@ describe("several parts, and silent ones", () => {
       Object.assign(made.run, {
         state: "done",
         exit_code: 0,
-        resume_command: "forebay resume s3://b/n --model DIR --part 1/2",
+        resume_command:
+          "forebay resume s3://b/n --model DIR --part 1/2 --spool '/my '\\''1' --run-dir /r1 --threads 2",
       });
     });
     const half = mergeParts([done], amounts);
     expect(half.run).toMatchObject({
       state: "stopped",
       reason: "nobody works on part 2/2",
-      action: "forebay resume s3://b/n --model DIR --part 2/2",
+      action: "forebay resume s3://b/n --model DIR --part 2/2 --threads 2",
       exit_code: null,
     });
     expect(mergeParts([done], { committed: counts(1), total: counts(1) }).run.state).toBe("done");

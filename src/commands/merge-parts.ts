@@ -189,9 +189,11 @@ function mergeRun(
   run.action = commandOf(run.resume_command, absent);
 }
 
-/** The same command for another part. */
+/** The same command for another part, which has a spool and a run directory of its own. */
 function commandOf(resumeCommand: string, part: string): string {
-  return resumeCommand.replace(/ --part \d+\/\d+/, ` --part ${part}`);
+  return resumeCommand
+    .replaceAll(/ --(?:spool|run-dir) (?:'(?:[^']|'\\'')*'|[^\s']+)/g, "")
+    .replace(/ --part \d+\/\d+/, ` --part ${part}`);
 }
 
 function mergeWork(merged: StatusDocument, parts: readonly StatusDocument[]): void {
