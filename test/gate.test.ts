@@ -119,12 +119,14 @@ describe("forebay check --against", () => {
   });
 });
 
-test("forebay check of several devices tries what a run would start on the first", async () => {
+test("forebay check of several devices tries what a run would start on the first, and keeps its stderr", async () => {
   const seen = machine.path("devices");
-  const python = pythonWith("devices", `echo "$CUDA_VISIBLE_DEVICES" >> '${seen}'; exit 1`);
-  const { code } = await machine.run([
+  const python = pythonWith("devices", `echo "$CUDA_VISIBLE_DEVICES" >> '${seen}'; echo no luck >&2; exit 1`);
+  const { code, stderr } = await machine.run([
     ...["check", "--model", join(FIXTURES, "models/random-qwen3"), "--taps", "1", "--python", python],
     ...["--engine", "transformers", "--devices", "0,1"],
   ]);
   expect({ code, seen: readFileSync(seen, "utf8") }).toEqual({ code: 7, seen: "0\n" });
+  const [, log] = /the engine's log: (.*)/.exec(stderr)!;
+  expect(readFileSync(log!, "utf8")).toBe("no luck\n");
 });

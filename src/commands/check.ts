@@ -4,13 +4,14 @@ import { join } from "node:path";
 import { EXIT } from "../base/errors.ts";
 import { silentLog } from "../base/log.ts";
 import { requireSetting } from "../config/resolve.ts";
-import { Engine } from "../engine/engine.ts";
+import type { SettingValues } from "../config/settings.ts";
+import type { Engine } from "../engine/engine.ts";
 import { type ModelConfig, readModelConfig } from "../model/config.ts";
 import { compareStates, describeAgreement, statesOf, type TapAgreement } from "../run/against.ts";
 import { type GateReport, type GateSample, runGate } from "../run/gate.ts";
 import { tapBlocks } from "./chosen-taps.ts";
-import { planEngines } from "./engine-commands.ts";
 import { refuseForeignFlags } from "./engine-flags.ts";
+import { withFirstEngine } from "./first-engine.ts";
 import { printJson, printLine, say } from "./io.ts";
 import type { Call, VerbSpec } from "./verb.ts";
 
@@ -81,23 +82,14 @@ async function checkEngine(call: Call): Promise<{ gate: GateReport; agreement: T
   }
 }
 
-/** `use` of one engine, as a run would start its first; it is gone before another needs the room that its model takes. */
-async function withEngine<T>(
+/** `use` of one engine with the model in it. */
+function withEngine<T>(
   { io, settings }: Call,
-  { name, taps }: { name: "onnx" | "transformers" | "vllm"; taps: number[] },
+  { name, taps }: { name: SettingValues["engine"]; taps: number[] },
   use: (engine: Engine) => Promise<T>,
 ): Promise<T> {
   const { values } = settings;
-  const { commands, options } = planEngines({ ...values, engine: name }, io.env);
-  const command = commands[0]!;
-  const engine = await Engine.start({
-    command,
-    label: `${command.name}-0`,
-    log: silentLog,
-    stderrFile: null,
-    signal: io.signal,
-  });
-  try {
+  return withFirstEngine(io, { ...values, engine: name }, async (engine, options) => {
     await engine.load({
       model: requireSetting(settings, "model"),
       // Another engine computes in what it does best: an onnx engine knows float32 only.
@@ -106,10 +98,8 @@ async function withEngine<T>(
       taps,
       options: { ...options, longest_tokens: Math.max(...SAMPLE_TOKENS) },
     });
-    return await use(engine);
-  } finally {
-    await engine.shutdown();
-  }
+    return use(engine);
+  });
 }
 
 /** Fixed ids from all over the vocabulary: what is proven here does not depend on the text. */

@@ -4,11 +4,11 @@ import { sleep } from "../base/backoff.ts";
 import { formatBytes } from "../base/bytes.ts";
 import { describeError, EXIT, RunError } from "../base/errors.ts";
 import { silentLog } from "../base/log.ts";
-import { engineEnvironment } from "../engine/environment.ts";
-import { choosePython, needPython } from "../engine/transformers.ts";
+import type { Resolved } from "../config/resolve.ts";
 import { readModelConfig } from "../model/config.ts";
 import { watchGpus } from "../monitor/nvidia-smi.ts";
 import { broken, type Finding, ok, weak } from "./doctor-checks.ts";
+import { examineEngine } from "./doctor-engine.ts";
 import { examineSpool } from "./doctor-spool.ts";
 import { examineStore } from "./doctor-store.ts";
 import { examineVllm } from "./doctor-vllm.ts";
@@ -27,6 +27,7 @@ export const doctor: VerbSpec = {
   examples: [
     "forebay doctor s3://bucket/prefix --endpoint https://s3.example.com",
     "forebay doctor s3://bucket/prefix --spool /scratch/spool --model models/Qwen3-8B --json",
+    "forebay doctor --engine transformers --python venv/bin/python --model models/Qwen3-8B",
   ],
   async run(call) {
     const { io, json } = call;
@@ -58,44 +59,23 @@ async function* examine(call: Call): AsyncGenerator<Finding> {
   yield* examineSpool(spool, values.spool === null ? 0 : values.spoolBytes);
   yield values.model === null
     ? weak("model", "no model was given, so none was read", "forebay doctor --model DIR")
-    : examineModel(values.model);
+    : examineModel(values.model, settings);
   yield ok("engine", `onnx: ${availableParallelism()} cores, ${formatBytes(totalmem())} of memory`, {
     cores: availableParallelism(),
     memory_bytes: totalmem(),
   });
-  yield examinePython(call);
+  yield* await examineEngine(call);
   yield* await examineVllm(values.vllm, values.model);
   yield* await examineGpus(call);
 }
 
-/** The transformers engine is optional: what it lacks is told, and breaks nothing. */
-function examinePython({ io, settings }: Call): Finding {
-  const python = choosePython(settings.values.python, io.env);
-  try {
-    const found = needPython(python, engineEnvironment(io.env));
-    return ok(
-      "engine",
-      `transformers: ${Object.entries(found)
-        .map((pair) => pair.join(" "))
-        .join(", ")}`,
-    );
-  } catch (error) {
-    const hint = error instanceof RunError ? error.hint : undefined;
-    return weak(
-      "engine",
-      `transformers: ${python}: ${describeError(error)}`,
-      `only for --engine transformers: ${hint}`,
-    );
-  }
-}
-
-function examineModel(directory: string): Finding {
+function examineModel(directory: string, { values, sources }: Resolved): Finding {
   try {
     const model = readModelConfig(directory);
     const found = `${model.architecture}: ${model.blocks} blocks, hidden ${model.hidden}, positions ${model.positions ?? "unknown"}`;
-    return model.decoder
-      ? ok("model", found)
-      : weak("model", `${found}; the onnx engine does not run it`, "--engine transformers does, on a GPU");
+    if (values.engine !== "onnx" || model.decoder) return ok("model", found);
+    const told = sources.engine === "default" ? weak : broken;
+    return told("model", `${found}; the onnx engine does not run it`, "--engine transformers runs it");
   } catch (error) {
     const hint = error instanceof RunError ? error.hint : undefined;
     return broken("model", describeError(error), hint ?? "name a Hugging Face model directory");

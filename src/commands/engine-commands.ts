@@ -114,7 +114,7 @@ function vllmTarget(values: SettingValues, number: number, env: NodeJS.ProcessEn
 }
 
 /** `vllm` beside the Python that was named or is active; else whatever PATH has. */
-function vllmProgram(given: string | null, env: NodeJS.ProcessEnv): string {
+export function vllmProgram(given: string | null, env: NodeJS.ProcessEnv): string {
   const beside = join(dirname(choosePython(given, env)), "vllm");
   return existsSync(beside) && beside !== "vllm" ? beside : "vllm";
 }

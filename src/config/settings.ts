@@ -151,7 +151,9 @@ export const SETTINGS = {
     example: "5",
   }),
 
-  engine: engine.one("engine", choice("onnx", "transformers", "vllm"), "onnx", "what runs the model"),
+  engine: engine.one("engine", choice("onnx", "transformers", "vllm"), "onnx", "what runs the model", {
+    verbs: [...START, "check", "doctor"],
+  }),
   engines: engine.maybe("engines", whole(1, 256), "engine processes; default: one a device, else 1", {
     example: "2",
   }),
