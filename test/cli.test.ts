@@ -202,6 +202,28 @@ describe("looking for what is not there", () => {
   });
 });
 
+describe("tokenize", () => {
+  const chats = '{"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":"yes"}]}\n';
+
+  test("makes the directories above its output", async () => {
+    writeFileSync(join(directory, "chats.jsonl"), chats);
+    const words = ["tokenize", "--model", MODEL, "--input", "chats.jsonl", "--output", "data/new/train"];
+    const { code, stderr } = await forebay(words);
+    expect(code, stderr).toBe(0);
+    expect(existsSync(join(directory, "data/new/train/state.json"))).toBe(true);
+  });
+
+  test("of conversations that are not there says so by the flag that named them, and makes nothing", async () => {
+    const words = ["tokenize", "--model", MODEL, "--input", "none.jsonl", "--output", "data/train"];
+    const { code, stderr } = await forebay(words);
+    expect(code).toBe(78);
+    expect(stderr).toContain("none.jsonl");
+    expect(stderr).toContain("check --input");
+    expect(stderr).not.toContain("--dataset");
+    expect(existsSync(join(directory, "data"))).toBe(false);
+  });
+});
+
 describe("a run on this machine", () => {
   test("demo makes, verifies and explains a run; a second demo resumes and finds nothing to do", async () => {
     const first = await forebay(["demo"]);

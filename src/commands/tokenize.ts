@@ -1,6 +1,7 @@
+import { accessSync, constants } from "node:fs";
 import { availableParallelism } from "node:os";
 import { resolve } from "node:path";
-import { EXIT, RunError } from "../base/errors.ts";
+import { EXIT, errnoOf, RunError } from "../base/errors.ts";
 import { plainText } from "../base/log.ts";
 import { requireSetting } from "../config/resolve.ts";
 import { type TokenizeResult, tokenizeConversations } from "../dataset/tokenize.ts";
@@ -33,7 +34,7 @@ export const tokenize: VerbSpec = {
       : undefined;
     const result = await tokenizeConversations({
       modelDir: requireSetting(settings, "model"),
-      input: resolve(io.directory, requireOption(options.input, "--input", "the conversations")),
+      input: needFile(resolve(io.directory, requireOption(options.input, "--input", "the conversations"))),
       output: resolve(io.directory, requireOption(options.output, "--output", "the directory to write")),
       messagesKey: options.messagesKey as string | undefined,
       threads: Math.min(THREADS_MAX, availableParallelism()),
@@ -66,6 +67,24 @@ function resultLines(result: TokenizeResult): string[] {
     ...facts.flatMap(([count, what]) => (count === 0 ? [] : [`${countText(count)} rows ${what}`])),
     `next: forebay plan --model DIR --dataset ${result.output} --taps ...`,
   ];
+}
+
+/** Said before the output is begun. */
+function needFile(path: string): string {
+  try {
+    accessSync(path, constants.R_OK);
+    return path;
+  } catch (cause) {
+    throw new RunError({
+      op: "read conversations",
+      subject: path,
+      message: errnoOf(cause) === "ENOENT" ? "no such file" : "it cannot be read",
+      safe: "nothing was written",
+      hint: "check --input",
+      exit: EXIT.configuration,
+      cause,
+    });
+  }
 }
 
 function requireOption(value: unknown, flag: string, what: string): string {

@@ -43,7 +43,10 @@ export class SaveToDiskWriter {
     this.#temporary = `${this.#directory}.${randomBytes(6).toString("hex")}.tmp`;
     this.#arrow = arrow;
     this.#schema = schemaOf(arrow);
-    guard(this.#directory, () => mkdirSync(this.#temporary));
+    guard(this.#directory, () => {
+      mkdirSync(dirname(this.#temporary), { recursive: true });
+      mkdirSync(this.#temporary);
+    });
   }
 
   static async create(directory: string): Promise<SaveToDiskWriter> {
