@@ -779,6 +779,22 @@ describe("forebay run --engine vllm", () => {
     expect(JSON.parse(json.stdout)).toMatchObject({ ok: false, gate: "skipped", results: [] });
   });
 
+  test("nobody listens: check and run say so at once, in a sentence with what to do", async () => {
+    const fake = await startFake();
+    await fake.stop();
+    const machine = new Machine();
+    onTestFinished(() => machine.remove());
+    const common = ["--model", QWEN3, "--taps", "0,2", "--engine", "vllm", "--vllm", fake.url];
+    const dataset = ["--dataset", join(ROOT, "fixtures/datasets/plain"), "--run-dir", machine.path("dir")];
+    for (const args of [["check"], ["run", `file:${machine.path("store")}/run`, ...dataset]]) {
+      const ended = await machine.run([...args, ...common]);
+      expect(ended.code, ended.stderr).toBe(7);
+      expect(ended.stderr).toMatch(/no answer from the vLLM server at .*ECONNREFUSED/);
+      expect(ended.stderr).toMatch(/next: +start the server, correct --vllm/);
+      expect(ended.stderr).not.toMatch(/no engine is left|restart/);
+    }
+  });
+
   test("neither --vllm nor --serve is a usage error that names both", async () => {
     const machine = new Machine();
     onTestFinished(() => machine.remove());

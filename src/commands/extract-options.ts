@@ -17,6 +17,7 @@ import { appVersion } from "./package-info.ts";
 import { resumeCommand } from "./resume-command.ts";
 import type { RunPlace } from "./run-place.ts";
 import { shownSettings } from "./shown-settings.ts";
+import { needVllmServer } from "./vllm-servers.ts";
 
 const INFLIGHT_BYTES_MIN = 256 * 2 ** 20;
 const INFLIGHT_BYTES_MAX = 16 * 2 ** 30;
@@ -58,13 +59,18 @@ export function extractOptions(input: {
   };
 }
 
-function engineSetup(settings: Resolved, begun: Partial<EngineFacts>, env: NodeJS.ProcessEnv): EngineSetup {
+async function engineSetup(
+  settings: Resolved,
+  begun: Partial<EngineFacts>,
+  env: NodeJS.ProcessEnv,
+): Promise<EngineSetup> {
   const values = asBegun(settings, begun);
   const { engine, dtype, attn, strict } = values;
   refuseForeignFlags(settings, [engine]);
   const setup = { facts: { engine, dtype, attn, strict }, ...planEngines(values, env) };
   const model = requireSetting(settings, "model");
   if (engine === "onnx") needSupported(readModelConfig(model), model);
+  if (engine === "vllm") await needVllmServer(values.vllm);
   return setup;
 }
 

@@ -7,6 +7,7 @@ import type { EngineSetup } from "../run/options.ts";
 import { planEngines } from "./engine-commands.ts";
 import { type Io, say } from "./io.ts";
 import { stateHome } from "./run-place.ts";
+import { needVllmServer } from "./vllm-servers.ts";
 
 /**
  * `use` of one engine, as a run would start its first. It is gone before another needs the room that its model takes;
@@ -19,6 +20,7 @@ export async function withFirstEngine<T>(
 ): Promise<T> {
   const { commands, options } = planEngines(values, io.env);
   const [command] = commands;
+  if (values.engine === "vllm") await needVllmServer(values.vllm.slice(0, 1));
   const stderrFile = freshLog(io.env, values.engine);
   try {
     const label = `${values.engine}-0`;

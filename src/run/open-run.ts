@@ -57,7 +57,7 @@ export async function openRun(
 
   const standing = await readRunRecord(store, stop);
   const begun = engineFactsOf(standing);
-  const engines = options.engines(begun);
+  const engines = await options.engines(begun);
   const change = engineChange(begun, engines.facts);
   if (change !== null) log.warn("run.engine_changed", { change });
   board.engineChange(change);

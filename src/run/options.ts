@@ -26,8 +26,8 @@ export interface ExtractOptions {
   request: RunRequest;
   part: Part;
   takeOver: boolean;
-  /** `begun`: how the run that stands in the store was begun. Throws where these engines cannot be started here. */
-  engines: (begun: Partial<EngineFacts>) => EngineSetup;
+  /** `begun`: how the run that stands in the store was begun. Rejects where these engines cannot be started here. */
+  engines: (begun: Partial<EngineFacts>) => Promise<EngineSetup>;
   /** How long an engine may be silent before it is taken for hung. */
   engineLimits: Partial<EngineLimits>;
   /** Share of the rows that may be skipped at run time. */
