@@ -423,7 +423,7 @@ describe("a row that cannot be done", () => {
 });
 
 describe("a sick engine", () => {
-  test.each(["fail-rows", "nan", "zeros", "too-few-bytes"])(
+  test.each(["fail-rows", "nan", "zeros", "constant-lie", "too-few-bytes"])(
     "(%s, every row) is stopped, not believed: nothing is skipped",
     async (mode) => {
       const ran = await runAll([["--mode", mode], []], batches);
@@ -458,14 +458,20 @@ describe("a sick engine", () => {
     expect(count(ran, "engine.canary-mismatch")).toBe(15);
   });
 
-  test("that lies about its states in a way only the run's statistics show is stopped, its packs kept", async () => {
-    const many = Array.from({ length: 60 }, (_, b) => [b * 3, b * 3 + 1, b * 3 + 2]);
-    const drifting = ["--mode", "drift", "--rows", many.slice(40).flat().join(",")];
-    const ran = begin([drifting], many);
-    await expect(ran.run).rejects.toThrow("drifted in 3 packs");
-    expect(count(ran, "engine.drift-jump")).toBeGreaterThanOrEqual(3);
-    expect(verdicts(ran).size).toBeGreaterThanOrEqual(43 * 3);
-  });
+  test.each([
+    ["drift", "engine.drift-jump"],
+    ["near-constant", "engine.drift-constant"],
+    ["repeats", "engine.drift-repeated"],
+  ])(
+    "that lies (%s) in a way only the run's statistics show is stopped, its packs kept",
+    async (mode, event) => {
+      const many = Array.from({ length: 60 }, (_, b) => [b * 3, b * 3 + 1, b * 3 + 2]);
+      const ran = begin([["--mode", mode, "--rows", many.slice(40).flat().join(",")]], many);
+      await expect(ran.run).rejects.toThrow("drifted in 3 packs");
+      expect(count(ran, event)).toBeGreaterThanOrEqual(3);
+      expect(verdicts(ran).size).toBeGreaterThanOrEqual(43 * 3);
+    },
+  );
 });
 
 test("a full disk is nobody's fault: the batch is given back and taken again when there is room", async () => {

@@ -70,10 +70,9 @@ export class Lane {
   held = false;
   requests = 0;
   tokensOutstanding = 0;
+  /** Rows that it alone was to blame for since it last did anything right (retry.ts). */
   culprits: ReadonlySet<number> = new Set();
-  driftStrikes = 0;
-  canaryStrikes = 0;
-  batchesSinceCanary = 0;
+  /** Known-good rows in a row that it failed. */
   probesFailed = 0;
   readonly done = { tokens: 0, samples: 0, batches: 0 };
   readonly #engine: FleetEngine;

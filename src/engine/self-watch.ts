@@ -21,10 +21,20 @@ export interface SelfWatchOptions {
   stopping: AbortSignal;
 }
 
+/** What one engine was found to do, over all its lives. */
+interface Standing {
+  /** Odd packs in a row. */
+  driftStrikes: number;
+  /** Canaries in a row that did not match. */
+  canaryStrikes: number;
+  batchesSinceCanary: number;
+}
+
 /** Holds what engines computed against what they computed before; one that differs again and again is stopped. */
 export class SelfWatch {
   readonly #options: SelfWatchOptions;
   readonly #drift: DriftWatch | null;
+  readonly #standings = new Map<Lane, Standing>();
 
   constructor(options: SelfWatchOptions) {
     this.#options = options;
@@ -35,25 +45,26 @@ export class SelfWatch {
   async canary(lane: Lane, work: Work, passed: ReadonlySet<number>): Promise<void> {
     const { pool, shape, log, canary: limits, stopping } = this.#options;
     if (!limits) return;
-    lane.batchesSinceCanary += 1;
-    if (lane.batchesSinceCanary < limits.everyBatches) return;
+    const standing = this.#standingOf(lane);
+    standing.batchesSinceCanary += 1;
+    if (standing.batchesSinceCanary < limits.everyBatches) return;
     const sample = chooseCanary(work.samples.filter(({ row }) => passed.has(row)));
     // Also where the engine has all that it wants outstanding: one that is kept full would never be looked at.
     if (!sample || !lane.up || lane.held || stopping.aborted) return;
-    lane.batchesSinceCanary = 0;
+    standing.batchesSinceCanary = 0;
     const again = await pool.recompute(lane, sample);
     if (!again) return;
     const stored = await readStatesBytes(work.file, sample.offset, again.length);
     const error = relativeError(stored, again, shape);
     if (error <= limits.tolerance) {
-      lane.canaryStrikes = 0;
+      standing.canaryStrikes = 0;
       return;
     }
     const { row } = sample;
-    lane.canaryStrikes += 1;
+    standing.canaryStrikes += 1;
     const found = { engine: lane.label, batch: work.batch, row, error, limit: limits.tolerance };
     log.error("engine.canary-mismatch", found);
-    if (lane.canaryStrikes >= limits.strikesMax) {
+    if (standing.canaryStrikes >= limits.strikesMax) {
       const difference = `relative error ${error.toPrecision(2)}, at most ${limits.tolerance} expected`;
       pool.discredit(lane, `computing row ${row} again gave other states (${difference})`);
     }
@@ -66,10 +77,16 @@ export class SelfWatch {
     for (const { kind, message } of events) {
       log.warn(`engine.drift-${kind}`, { engine: lane.label, batch, message });
     }
-    lane.driftStrikes = events.length > 0 ? lane.driftStrikes + 1 : 0;
-    if (lane.driftStrikes >= driftStrikesMax) {
-      const strikes = `its states drifted in ${lane.driftStrikes} packs in a row`;
+    const standing = this.#standingOf(lane);
+    standing.driftStrikes = events.length > 0 ? standing.driftStrikes + 1 : 0;
+    if (standing.driftStrikes >= driftStrikesMax) {
+      const strikes = `its states drifted in ${standing.driftStrikes} packs in a row`;
       pool.discredit(lane, `${strikes}: ${events[0]!.message}`);
     }
+  }
+  #standingOf(lane: Lane): Standing {
+    const found = this.#standings.get(lane) ?? { driftStrikes: 0, canaryStrikes: 0, batchesSinceCanary: 0 };
+    this.#standings.set(lane, found);
+    return found;
   }
 }

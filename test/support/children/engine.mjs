@@ -25,7 +25,7 @@ const MODES = [
   "twice", "wrong-id", "wrong-attempt", "forgets", "unknown-row", "row-twice", "progress-backwards",
   "too-few-bytes", "wrong-tokens", "nan", "zeros", "constant", "other-sample", "constant-lie",
   "fail-rows", "oom", "enospc", "flood-stderr", "slow-exit", "drift",
-  "mixes-up", "checks-nothing",
+  "mixes-up", "repeats", "near-constant", "checks-nothing",
 ]; // biome-ignore format: a list to read
 
 const { values } = parseArgs({
@@ -215,7 +215,9 @@ function one({ row, ids, offset }, fd, bad, all = []) {
   // The states of its neighbour, described as its own: only somebody who computes it alone finds out.
   const next = all[(all.findIndex((sample) => sample.row === row) + 1) % all.length];
   const neighbour = bad === "mixes-up" && all.length > 1 ? ids.map((id, i) => next.ids[i] ?? id + 5) : null;
-  const bytes = states(neighbour ?? ran, bad);
+  // The states of a buffer that was not filled anew.
+  const stale = bad === "repeats" ? ids.map((_, i) => i) : null;
+  const bytes = states(neighbour ?? stale ?? ran, bad);
   const written = bad === "too-few-bytes" ? bytes.length - 16 : bytes.length;
   if (fd !== undefined) writeSync(fd, bytes, 0, written, offset);
   return {
@@ -243,6 +245,8 @@ function states(ids, bad) {
         if (bad === "nan") float[0] = Number.NaN;
         if (bad === "zeros") float[0] = 0;
         if (bad === "constant" || bad === "constant-lie") float[0] = 1.5;
+        // One number a tap, and one of them the next that bf16 has.
+        if (bad === "near-constant") float[0] = position === 0 && unit === 0 ? 1.5078125 : 1.5;
         if (bad === "drift") float[0] *= 1000;
         halves[at++] = word[0] >>> 16;
       }
