@@ -21,6 +21,7 @@ import { Fleet } from "../src/engine/fleet.ts";
 import type { CheckResult, ExtractRequest } from "../src/engine/protocol.ts";
 import type { VllmTarget } from "../src/engine/vllm/command.ts";
 import type { BatchOutcome } from "../src/engine/work.ts";
+import { smallDisk } from "./support/disks.ts";
 import { describeEngine } from "./support/engine-conformance.ts";
 import { FakeVllm, type FakeVllmOptions, madeUpStates } from "./support/fake-vllm.mjs";
 import { readGolden } from "./support/golden.ts";
@@ -300,6 +301,20 @@ describe("what a good server gives", () => {
     writeFileSync(orphan, "x");
     await expect.poll(() => readdirSync(fake.folder)).toEqual([basename(foreign)]);
     await second.shutdown();
+  });
+
+  test("a small folder is never overfilled, and what does not fit into it at all fails with what to do", async () => {
+    const disk = smallDisk(join(directory, "small"), "256k");
+    onTestFinished(() => disk.remove());
+    const fake = await startFake({ folder: join(disk.path, "hs") });
+    const engine = await loadedEngine(fake);
+    const prompts = Array.from({ length: 8 }, (_, i) => idsOf(60, i));
+    const answer = await engine.extract(request([...prompts, idsOf(200, 9)]));
+    expect(answer.samples).toHaveLength(8);
+    expect(answer.failed).toMatchObject([{ row: 8, kind: "io", errno: null, named: true }]);
+    expect(answer.failed[0]!.message).toMatch(/the states take 3\d{5} bytes.* has \d+ free.*--shm-size=8g/);
+    // Two files of 96 KB, where a large folder would have been given all at once.
+    expect(fake.openMax).toBe(2);
   });
 
   test("an engine that shares the folder's room with others counts on its part of it only", async () => {
