@@ -5,13 +5,14 @@ import type { Answer, CheckRequest, ExtractRequest, LoadRequest, Request } from 
 import { needStatesOf, type ServedModel, VllmClient } from "./client.ts";
 import type { VllmTarget } from "./command.ts";
 import type { CopyJob, CopyResult } from "./connector-file.ts";
+import { ConnectorFolder } from "./connector-folder.ts";
 import { ExtractJob, type JobSample } from "./extract-job.ts";
-import { type Failure, failureOf, fileTrouble, refused, serverGone } from "./failure.ts";
+import { type Failure, failureOf, refused, serverGone } from "./failure.ts";
 import { canCheckGreedy, checkGreedy } from "./greedy.ts";
 import { Locks } from "./locks.ts";
-import { removeConnectorFiles, requestIds, sweepOrphans } from "./orphans.ts";
+import { removeConnectorFiles } from "./orphans.ts";
 import { findServedModel } from "./served-model.ts";
-import { freeBytes, VllmServer } from "./server.ts";
+import { VllmServer } from "./server.ts";
 import { readSettings, type VllmSettings } from "./settings.ts";
 import { waitForFile } from "./wait-for-file.ts";
 
@@ -48,8 +49,6 @@ interface Answered extends CopyResult {
 const OPEN_MAX = 256;
 /** Packs of 64 MiB of a 27B model hold 1,300 tokens: enough requests that tokens are what limits. */
 const SLOT_BATCHES = 64;
-/** Of the connector folder's free bytes, what is counted on; others may write there. */
-const ROOM_SHARE = 0.9;
 /** Longer than two of vLLM's blocks of 16, which is what its prefix cache keeps. */
 const PROBE_TOKENS = 40;
 /** The connector came with 0.22. */
@@ -61,23 +60,17 @@ const LEAST_VERSION = [0, 22] as const;
  */
 export class VllmEngine {
   readonly #options: VllmEngineOptions;
-  readonly #newRequestId: () => string;
+  readonly #folder: ConnectorFolder;
   #server: VllmServer | null = null;
   #loaded: Loaded | null = null;
   readonly #queue: JobSample[] = [];
-  /** Request ids whose files somebody waits for. */
-  readonly #open = new Set<string>();
   #openTokens = 0;
-  /** Bytes of files that are still to come. */
-  #comingBytes = 0;
-  /** Where the connector writes; known from its first answer. */
-  #folder: string | null = null;
   #sweeper: NodeJS.Timeout | null = null;
   #isOver = false;
 
   constructor(options: VllmEngineOptions) {
     this.#options = options;
-    this.#newRequestId = requestIds(options.pid);
+    this.#folder = new ConnectorFolder(options.pid);
   }
 
   receive(request: Exclude<Request, { type: "shutdown" }>): void {
@@ -92,12 +85,7 @@ export class VllmEngine {
     this.#loaded?.client.close();
     this.#loaded?.locks?.close();
     await this.#server?.stop();
-    this.#sweep();
-  }
-
-  #sweep(): void {
-    const isOpen = (id: string) => !this.#isOver && this.#open.has(id);
-    if (this.#folder) sweepOrphans(this.#folder, this.#options.pid, isOpen);
+    this.#folder.sweep(true);
   }
 
   // --- load ---
@@ -130,8 +118,8 @@ export class VllmEngine {
         `expected a server that computes in ${request.dtype}, found states in ${dtype}: start it with --dtype`,
       );
     }
-    this.#sweep();
-    this.#sweeper = setInterval(() => this.#sweep(), settings.sweepMs);
+    this.#folder.sweep(this.#isOver);
+    this.#sweeper = setInterval(() => this.#folder.sweep(this.#isOver), settings.sweepMs);
     this.#options.send({
       type: "loaded",
       id: request.id,
@@ -166,7 +154,7 @@ export class VllmEngine {
         if (this.#loaded && !this.#isOver) this.#crash(serverGone(reason));
       },
     });
-    this.#folder = this.#server.folder;
+    this.#folder.found(this.#server.folder);
     return this.#server.url;
   }
 
@@ -240,12 +228,10 @@ export class VllmEngine {
   }
 
   #hasRoom({ ids }: JobSample, { settings, taps, model }: Loaded): boolean {
-    if (this.#open.size === 0) return true;
-    if (this.#open.size >= OPEN_MAX || this.#openTokens + ids.length > 2 * settings.forwardTokens)
-      return false;
-    const free = this.#folder === null ? null : freeBytes(this.#folder);
-    const bytes = fileBytes(ids.length, taps.length, model.hidden);
-    return free === null || this.#comingBytes + bytes <= (ROOM_SHARE / settings.sharers) * free;
+    const open = this.#folder.openRequests;
+    if (open === 0) return true;
+    if (open >= OPEN_MAX || this.#openTokens + ids.length > 2 * settings.forwardTokens) return false;
+    return this.#folder.hasRoom(fileBytes(ids.length, taps.length, model.hidden), settings.sharers);
   }
 
   /** Rejects only where the whole child is at fault. */
@@ -271,22 +257,14 @@ export class VllmEngine {
   ): Promise<Answered> {
     const { client, model, taps, served, settings, locks } = loaded;
     const { nowMs, copy } = this.#options;
-    const bytes = fileBytes(ids.length, taps.length, model.hidden);
-    this.#needRoom(bytes);
-    const requestId = this.#newRequestId();
-    this.#open.add(requestId);
+    const expected = this.#folder.expect(fileBytes(ids.length, taps.length, model.hidden));
+    const { requestId } = expected;
     this.#openTokens += ids.length;
-    this.#comingBytes += bytes;
-    let isComing = true;
-    const hasCome = () => {
-      if (isComing) this.#comingBytes -= bytes;
-      isComing = false;
-    };
     let named: string | null = null;
     try {
       const completion = await client.complete({ model: served.id, ids, requestId });
       named = completion.path;
-      if (named) this.#folder ??= dirname(named);
+      if (named) this.#folder.found(dirname(named));
       const path = needStatesOf(ids, completion);
       await waitForFile(path, {
         limitMs: settings.fileWaitMs,
@@ -294,7 +272,7 @@ export class VllmEngine {
         isWell: () => client.isWell(),
         locks,
       });
-      hasCome();
+      expected.hasCome();
       const place = to ?? { file: null, offset: 0 };
       const job = { path, ids: Int32Array.from(ids), taps: taps.length, hidden: model.hidden, ...place };
       const copied = await copy(job);
@@ -305,19 +283,8 @@ export class VllmEngine {
       if (named?.includes(requestId)) removeConnectorFiles(named);
       throw error;
     } finally {
-      hasCome();
-      this.#open.delete(requestId);
+      expected.close();
       this.#openTokens -= ids.length;
-    }
-  }
-
-  /** Nothing else is open, and still the file does not fit: no waiting helps. */
-  #needRoom(bytes: number): void {
-    const free = this.#folder === null || this.#open.size > 0 ? null : freeBytes(this.#folder);
-    if (free !== null && bytes > free) {
-      throw fileTrouble(
-        `the states take ${bytes} bytes, the connector's folder ${this.#folder} has ${free} free: give it more (a container: --shm-size=8g)`,
-      );
     }
   }
 
