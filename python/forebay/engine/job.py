@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from .allocate import allocate
 from .failure import Failure, failure_of
 
 Send = Callable[[dict, bool], None]
@@ -52,7 +53,7 @@ class Job:
     def open(request: dict, send: Send) -> "Job | None":
         """None where the file cannot be opened, which is answered then."""
         try:
-            fd = os.open(request["file"], os.O_WRONLY | os.O_CLOEXEC)
+            fd, file_bytes = open_whole(request["file"])
         except OSError as error:
             send(failure_of(error).answer(request["id"], []), True)
             return None
@@ -60,7 +61,7 @@ class Job:
             id=request["id"],
             attempt=request["attempt"],
             fd=fd,
-            file_bytes=os.fstat(fd).st_size,
+            file_bytes=file_bytes,
             send=send,
             tokens_total=sum(len(sample["ids"]) for sample in request["samples"]),
         )
@@ -101,6 +102,18 @@ class Job:
             seconds = {"forward": self._forward_s, "write": self._write_s}
             states = {"type": "states", "id": self.id, "attempt": self.attempt, "samples": self._done}
             self.send({**states, "seconds": seconds}, True)
+
+
+def open_whole(path: str) -> tuple[int, int]:
+    """The file, with disk blocks for all of it, and its size. Raises OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(fd).st_size
+        allocate(fd, size)
+        return fd, size
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 def by_job(samples: list[Sample]) -> dict[Job, list[Sample]]:
