@@ -1,8 +1,8 @@
 import { type ChildProcess, execFile, spawn } from "node:child_process";
 import { once } from "node:events";
-import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { cpSync, existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { hostname, tmpdir } from "node:os";
-import { join } from "node:path";
+import { join, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
 
@@ -134,6 +134,32 @@ describe("help and arguments", () => {
     writeFileSync(join(directory, "run.yaml"), "engine: transformers\nattn: sdpa\ndevices: 0,1\n");
     const onnx = await forebay([...check, "--engine", "onnx"]);
     expect(onnx.code, onnx.stderr).toBe(0);
+  });
+
+  test.each([
+    ["./models/foo"],
+    ["models/foo/"],
+    ["models/a/b"],
+    ["foo"],
+    [join(tmpdir(), "forebay-nowhere/foo")],
+  ])("a model at %s, where there is none, is no hub id: no such directory", async (model) => {
+    writeFileSync(join(directory, "chats.jsonl"), "{}\n");
+    for (const verb of [["taps"], ["tokenize", "--input", "chats.jsonl", "--output", "out"]]) {
+      const { code, stderr } = await forebay([...verb, "--model", model]);
+      expect(code).toBe(78);
+      expect(stderr).toContain("no such directory");
+      expect(stderr).toContain(`where: ${resolve(directory, model)}`);
+      expect(stderr).not.toContain("hf download");
+    }
+  });
+
+  test("a hub id is looked for in the cache alone, and a directory of that name comes first", async () => {
+    const absent = await forebay(["taps", "--model", "Org/Absent"]);
+    expect(absent).toMatchObject({ code: 78, stderr: expect.stringContaining("hf download Org/Absent") });
+    cpSync(MODEL, join(directory, "yaml/Org/Here"), { recursive: true });
+    writeFileSync(join(directory, "yaml/run.yaml"), "model: Org/Here\n");
+    const found = await forebay(["taps", "--config", "yaml/run.yaml"]);
+    expect(found.code, found.stderr).toBe(0);
   });
 
   test("--print-settings shows each value and where it came from, and starts nothing", async () => {

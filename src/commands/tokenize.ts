@@ -32,9 +32,10 @@ export const tokenize: VerbSpec = {
     const progress = io.stderrIsTty
       ? ({ rows }: { rows: number }) => io.stderr(`\rtokenising: ${countText(rows)} rows\u001b[K`)
       : undefined;
+    const input = resolve(io.directory, requireOption(options.input, "--input", "the conversations"));
     const result = await tokenizeConversations({
-      modelDir: requireSetting(settings, "model"),
-      input: needFile(resolve(io.directory, requireOption(options.input, "--input", "the conversations"))),
+      modelDir: needReadable(requireSetting(settings, "model"), "--model", "directory"),
+      input: needReadable(input, "--input", "file"),
       output: resolve(io.directory, requireOption(options.output, "--output", "the directory to write")),
       messagesKey: options.messagesKey as string | undefined,
       threads: Math.min(THREADS_MAX, availableParallelism()),
@@ -70,17 +71,17 @@ function resultLines(result: TokenizeResult): string[] {
 }
 
 /** Said before the output is begun. */
-function needFile(path: string): string {
+function needReadable(path: string, flag: string, what: string): string {
   try {
     accessSync(path, constants.R_OK);
     return path;
   } catch (cause) {
     throw new RunError({
-      op: "read conversations",
+      op: "tokenise",
       subject: path,
-      message: errnoOf(cause) === "ENOENT" ? "no such file" : "it cannot be read",
+      message: errnoOf(cause) === "ENOENT" ? `no such ${what}` : "it cannot be read",
       safe: "nothing was written",
-      hint: "check --input",
+      hint: `check ${flag}`,
       exit: EXIT.configuration,
       cause,
     });

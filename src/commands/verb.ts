@@ -1,5 +1,5 @@
 import { existsSync } from "node:fs";
-import { join, relative, resolve } from "node:path";
+import { isAbsolute, join, resolve } from "node:path";
 import { type Command, Option } from "commander";
 import { EXIT, RunError, stillSafe } from "../base/errors.ts";
 import { type Resolved, type RunYaml, resolveSettings, type SettingTexts } from "../config/resolve.ts";
@@ -115,13 +115,11 @@ async function makeCall(spec: VerbSpec, command: Command, io: Io): Promise<Call>
   return { io, args: command.args, options, settings, json: options.json === true, awsProfile, address };
 }
 
-/** A model given by its hub id, which was read as a path, is the directory in the Hugging Face cache from here on. */
+/** A model given by its hub id is the directory in the Hugging Face cache from here on. */
 function withModelFound(settings: Resolved, { directory, env }: Io): Resolved {
   const { model } = settings.values;
-  if (model === null || existsSync(model)) return settings;
-  const given = relative(directory, model);
-  const found = resolveModel(given, env);
-  if (found === given) return settings;
+  if (model === null || isAbsolute(model)) return settings;
+  const found = resolve(directory, resolveModel(model, env));
   return {
     ...settings,
     values: { ...settings.values, model: found },

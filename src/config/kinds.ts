@@ -1,3 +1,4 @@
+import { existsSync } from "node:fs";
 import { isAbsolute, resolve } from "node:path";
 import { parseBytes } from "../base/bytes.ts";
 import { EXIT, RunError } from "../base/errors.ts";
@@ -98,6 +99,15 @@ export const path: Kind<string> = {
   parse(value, what, directory) {
     if (value === "" || value.includes("\0")) throw unreadable(what, "a path", value);
     return isAbsolute(value) ? value : resolve(directory, value);
+  },
+};
+
+/** A model directory; "Org/Name" stays as it is where there is none of that name: it may be the hub's. */
+export const model: Kind<string> = {
+  ...path,
+  parse(value, what, directory) {
+    const found = path.parse(value, what, directory);
+    return /^[^./~][^/]*\/[^/]+$/.test(value) && !existsSync(found) ? value : found;
   },
 };
 

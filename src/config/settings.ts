@@ -6,6 +6,7 @@ import {
   duration,
   type Kind,
   layers,
+  model,
   names,
   partOf,
   path,
@@ -102,7 +103,7 @@ const output = heading("Output", START);
 
 /** Every setting there is. A name here is the code's; the person's is `name`. */
 export const SETTINGS = {
-  model: input.maybe("model", path, "Hugging Face model directory", {
+  model: input.maybe("model", model, "Hugging Face model directory", {
     verbs: [...TAKES_DATASET, "resume", "restart", "taps", "check", "doctor"],
     example: "models/Qwen3-8B",
   }),

@@ -1,6 +1,6 @@
 import { createHash } from "node:crypto";
-import { readFileSync } from "node:fs";
-import { join } from "node:path";
+import { existsSync, readFileSync } from "node:fs";
+import { dirname, join } from "node:path";
 import { z } from "zod";
 import { EXIT, errnoOf, RunError } from "../base/errors.ts";
 
@@ -216,10 +216,15 @@ function readJson(path: string): Json {
     return json.parse(JSON.parse(readFileSync(path, "utf8")));
   } catch (cause) {
     const absent = errnoOf(cause) === "ENOENT" || errnoOf(cause) === "ENOTDIR";
+    const isModelThere = existsSync(dirname(path));
     throw new RunError({
       op: "read model config",
-      subject: path,
-      message: absent ? "there is no such file" : "it is not a readable JSON object",
+      subject: isModelThere ? path : dirname(path),
+      message: !isModelThere
+        ? "no such directory"
+        : absent
+          ? "there is no such file"
+          : "it is not a readable JSON object",
       hint: "--model names a Hugging Face model directory: config.json beside *.safetensors",
       exit: EXIT.configuration,
       cause: absent ? undefined : cause,
