@@ -11,7 +11,7 @@ const MODEL = fileURLToPath(new URL("../demo/tiny-qwen3", import.meta.url));
 const DATASET = fileURLToPath(new URL("../fixtures/datasets/plain", import.meta.url));
 const VERBS = [
   ...["demo", "init", "doctor", "tokenize", "taps", "plan", "check", "run", "resume"],
-  ...["status", "logs", "stop", "restart", "set", "ls", "verify", "read"],
+  ...["status", "logs", "stop", "restart", "set", "ls", "verify", "read", "export"],
 ];
 
 let directory: string;
@@ -74,6 +74,14 @@ describe("help and arguments", () => {
     expect(code).toBe(0);
     expect(stdout).toContain(`$ forebay ${verb}`);
     expect(stdout).toContain("--json");
+  });
+
+  test("help says what a flag does, and not its opposite; and that packs need no export", async () => {
+    const text = async (verb: string) => (await forebay([verb, "--help"])).stdout.replaceAll(/\s+/g, " ");
+    expect(await text("run")).toContain(
+      "--no-gate leave out the check of the engine's states before the run",
+    );
+    expect(await text("export")).toMatch(/readers for torch and speculators need no export/);
   });
 
   test("help lists every verb and no internal one", async () => {

@@ -11,7 +11,8 @@ import type { VerbSpec } from "./verb.ts";
 export const exportVerb: VerbSpec = {
   name: "export",
   settings: "read",
-  summary: "write a run as the files that a trainer reads",
+  summary:
+    "write a run as files for trainers that do not read packs: Forebay's readers for torch and speculators need no export",
   arguments: [
     ["<address>", "the run"],
     ["<directory>", "where the files go"],

@@ -77,7 +77,9 @@ function addSettings(command: Command, verb: Verb): void {
     if (kind.isSwitch && value !== true) flags.push(`--${name}`);
     if (kind.isSwitch && value !== false) flags.push(`--no-${name}`);
     for (const flag of flags) {
-      const option = new Option(flag, doc + shown).helpGroup(`${group}:`);
+      // What is on unless told otherwise is described by what it does.
+      const text = value === true ? `leave out ${doc}` : doc + shown;
+      const option = new Option(flag, text).helpGroup(`${group}:`);
       // Collected as lists, so that a flag given twice can be refused by name where that has no meaning.
       if (!kind.isSwitch) option.argParser((text, before?: string[]) => [...(before ?? []), text]);
       command.addOption(option);

@@ -216,7 +216,13 @@ export const SETTINGS = {
     "a second engine whose states for the same rows must agree",
     { verbs: ["check"], example: "onnx" },
   ),
-  gate: engine.one("gate", yesNo, true, "check the engine's states before the run", { verbs: START }),
+  gate: engine.one(
+    "gate",
+    yesNo,
+    true,
+    "the check of the engine's states before the run; run.json says whether it was done",
+    { verbs: START },
+  ),
   maxSkips: engine.one("max-skips", share, 0.001, "share of rows that may be skipped at run time", {
     verbs: START,
   }),

@@ -44,7 +44,9 @@ describe("the taps for a trainer", () => {
   });
 
   it("draft layers for EAGLE-3 are refused and not ignored", () => {
-    expect(() => tapsFor("speculators-eagle3", { blocks: 64, draftLayers: 5 })).toThrow("takes no --layers");
+    expect(() => tapsFor("speculators-eagle3", { blocks: 64, draftLayers: 5 })).toThrow(
+      "takes no --layers, found 5: EAGLE-3 has three features unless --taps names others",
+    );
   });
 });
 

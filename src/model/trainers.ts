@@ -34,7 +34,8 @@ export const DRAFT_LAYERS = 5;
  */
 const NEEDS: Record<Trainer, Needs> = {
   // speculators 0.9.0, train/data.py: features are hidden_states[:, :-1], what the drafter is to predict is made of
-  // hidden_states[:, -1]. Told of no layers it takes EAGLE-3's, also for DFlash (models/utils.py).
+  // hidden_states[:, -1]. Told of no layers it takes EAGLE-3's, also for DFlash (models/utils.py). EAGLE-3's
+  // drafter is as wide as it is told of features (models/eagle3/core.py, num_aux); its authors' are three.
   "speculators-dflash": { features: dflashTaps, lastState: true, setting: targetLayerIds },
   "speculators-eagle3": { features: eagle3Taps, lastState: true, setting: targetLayerIds },
   // SpecForge, modeling/draft/dflash.py, and z-lab/dflash, model.py: the loss is of token ids, so that the last state is
@@ -45,7 +46,7 @@ const NEEDS: Record<Trainer, Needs> = {
 
 /**
  * Taps, ascending, with which `trainer` can use the run. `draftLayers` is DFlash's, 5 unless told. Throws a usage error
- * where the model has too few blocks, and for draft layers of EAGLE-3, which always takes three features.
+ * where the model has too few blocks, and for draft layers of EAGLE-3, whose own choice is three features.
  */
 export function tapsFor(
   trainer: Trainer,
@@ -53,7 +54,10 @@ export function tapsFor(
 ): number[] {
   const { features, lastState } = NEEDS[trainer];
   if (features === eagle3Taps && draftLayers !== null) {
-    throw unsuited(trainer, `it takes no --layers, found ${draftLayers}: EAGLE-3 has three features always`);
+    throw unsuited(
+      trainer,
+      `it takes no --layers, found ${draftLayers}: EAGLE-3 has three features unless --taps names others`,
+    );
   }
   const chosen = orNull(() => features(blocks, draftLayers ?? DRAFT_LAYERS));
   const last = blocks - 1;
