@@ -278,6 +278,16 @@ describe("a run on this machine", () => {
     expect(stderr).toContain("Gemma3ForCausalLM");
   });
 
+  test.each([
+    ["without its gate", "file:runs/ungated", (arg: string) => arg],
+    ["with it", "file:runs/gated", (arg: string) => (arg === "--no-gate" ? [] : arg)],
+  ])("a run %s is told from one the other way by its run.json", async (_, address, change) => {
+    const { code, stderr } = await forebay(runArgs(address).flatMap(change));
+    expect(code, stderr).toBe(0);
+    const record = JSON.parse(readFileSync(join(directory, address.slice(5), "run.json"), "utf8"));
+    expect(record.facts.gate).toBe(address === "file:runs/gated");
+  });
+
   test("run, run again, status, ls, verify and read go together; stdout is data and stderr progress", async () => {
     const first = await forebay([...runArgs("file:runs/a"), "--json"]);
     expect(first.code, first.stderr).toBe(0);

@@ -1,7 +1,9 @@
-import { readFileSync, writeFileSync } from "node:fs";
+import { existsSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { mulberry32 } from "./support/chaos-proxy.ts";
+import { writeRows } from "./support/kills.ts";
 import { FIXTURES, Machine } from "./support/program.ts";
 import { VENV_PYTHON } from "./support/transformers.ts";
 
@@ -129,4 +131,35 @@ test("forebay check of several devices tries what a run would start on the first
   expect({ code, seen: readFileSync(seen, "utf8") }).toEqual({ code: 7, seen: "0\n" });
   const [, log] = /the engine's log: (.*)/.exec(stderr)!;
   expect(readFileSync(log!, "utf8")).toBe("no luck\n");
+});
+
+test("forebay run ends with 9 where its gate is red, says why, and stores nothing", async () => {
+  writeRows(machine, 20, mulberry32(2));
+  const run = machine.path("run");
+  const ended = await machine.run([
+    ...["run", `file:${machine.path("store")}/red`, "--model", join(FIXTURES, "models/random-qwen3")],
+    ...[
+      "--dataset",
+      machine.path("rows.jsonl"),
+      "--taps",
+      "1,3,5",
+      "--engine",
+      "transformers",
+      "--threads",
+      "1",
+    ],
+    ...["--python", pythonThat("post-norm"), "--run-dir", run, "--port", "0", "--disk-floor", "1MiB"],
+    ...["--progress", "quiet"],
+  ]);
+  expect(ended.code, ended.stderr).toBe(9);
+  expect(ended.stderr).toMatch(/the gate failed: injection: FAILED at block 5/);
+  expect(ended.stderr).toContain("nothing was stored");
+  const { stdout } = await machine.run(["status", "--run-dir", run, "--json"]);
+  expect(JSON.parse(stdout)).toMatchObject({
+    run: { state: "failed", exit_code: 9 },
+    gate: { state: "failed", report: expect.stringContaining("after the final norm") },
+    extraction: { batches: { committed: 0 } },
+  });
+  expect(existsSync(machine.path("store/red/run.json"))).toBe(false);
+  expect(existsSync(machine.path("store/red/packs"))).toBe(false);
 });

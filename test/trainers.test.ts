@@ -1,4 +1,4 @@
-import { writeFileSync } from "node:fs";
+import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { afterEach, beforeEach, expect, test } from "vitest";
 import { MODELS, RELATIVE_ERROR_MAX, readGolden, worstDistance } from "./support/golden.ts";
@@ -48,6 +48,40 @@ test("plan says which trainers a run can feed, and why it cannot feed the others
     /^trainers {2}speculators-dflash {2}no: it needs the last block's output, which is not/m,
   );
   expect(some.stdout).toMatch(/^ +zlab +yes: "dflash_config": \{"target_layer_ids": \[1, 3, 5\]\}$/m);
+});
+
+test.each([
+  ["forebay", "1,3,7"],
+  ["zlab", "1,3,7"],
+  ["vllm", "2,4,8"],
+  ["hf", "2,4"],
+])("--taps-as %s: %s are the same blocks to taps, plan and run", async (numbering, ids) => {
+  const blocks = numbering === "hf" ? [1, 3] : [1, 3, 7];
+  const named = ["--taps", ids, "--taps-as", numbering];
+  const own = ["--taps", blocks.join(",")];
+  expect(json(await machine.run(["taps", "--model", MODEL, ...named, "--json"]))).toMatchObject({
+    taps: blocks,
+    vllm: blocks.map((block) => block + 1),
+  });
+  const data = ["--model", MODEL, "--dataset", dataset];
+  const plan = async (taps: string[]) => json(await machine.run(["plan", ...data, ...taps, "--json"]));
+  expect(await plan(named)).toEqual(await plan(own));
+  const address = `file:${machine.path("store")}/run`;
+  const more = ["--port", "0", "--progress", "quiet", "--disk-floor", "1MiB", "--no-gate"];
+  const ended = await machine.run(["run", address, ...data, ...named, ...more]);
+  expect(ended.code, ended.stderr).toBe(0);
+  const record = JSON.parse(readFileSync(machine.path("store/run/run.json"), "utf8"));
+  expect(record.identity.taps).toEqual(blocks);
+  expect(record.numbering.vllm).toEqual(blocks.map((block) => block + 1));
+});
+
+test.each([
+  ["hf", "0,2", "the embeddings"],
+  ["hf", "2,8", "after the final norm"],
+  ["vllm", "2,9", "out of range"],
+])("--taps-as %s: %s names no block's output, and why is told", async (numbering, ids, why) => {
+  const ended = await machine.run(["taps", "--model", MODEL, "--taps", ids, "--taps-as", numbering]);
+  expect(ended).toMatchObject({ code: 2, stderr: expect.stringContaining(why) });
 });
 
 test("run --for stores the golden states of the chosen blocks, and records them like any taps", async () => {
