@@ -22,7 +22,7 @@ function command(
   env: Record<string, string> = {},
 ): string {
   const asked = { model: "/models/m", dataset: "rows", taps: "1,3", ...flags };
-  const settings = resolveSettings({ verb: "run", flags: asked, env, file: null, directory: "/work" });
+  const settings = resolveSettings({ verb: "run", flags: asked, env, file: null, directory: "/home/me" });
   const { part } = settings.values;
   const address = "s3://bucket/name";
   const directory = runDirectoryPath({ stateHome: "/state", address, part });
@@ -52,8 +52,8 @@ test("all that the engine, the spool and the store need is in it, wherever it wa
   };
   expect(command(flags, {}, { FOREBAY_ALLOW_SLOW_KERNELS: "yes", FOREBAY_SPOOL_BYTES: "2GiB" })).toBe(
     "forebay resume s3://bucket/name --model /models/m --part 2/4 --engine transformers --devices 0,1 " +
-      "--python /work/venv/bin/python --threads 4 --dtype bfloat16 --forward-tokens 4096 --attn sdpa --strict " +
-      "--allow-slow-kernels --no-gate --spool '/work/my spool' --spool-bytes 2GiB --profile training",
+      "--python /home/me/venv/bin/python --threads 4 --dtype bfloat16 --forward-tokens 4096 --attn sdpa --strict " +
+      "--allow-slow-kernels --no-gate --spool '/home/me/my spool' --spool-bytes 2GiB --profile training",
   );
 });
 
