@@ -129,7 +129,7 @@ test("forebay check of several devices tries what a run would start on the first
     ...["--engine", "transformers", "--devices", "0,1"],
   ]);
   expect({ code, seen: readFileSync(seen, "utf8") }).toEqual({ code: 7, seen: "0\n" });
-  const [, log] = /the engine's log: (.*)/.exec(stderr)!;
+  const [, log] = /its whole stderr is in (.*)/.exec(stderr)!;
   expect(readFileSync(log!, "utf8")).toBe("no luck\n");
 });
 

@@ -5,7 +5,7 @@ import type { SettingValues } from "../config/settings.ts";
 import { Engine } from "../engine/engine.ts";
 import type { EngineSetup } from "../run/options.ts";
 import { planEngines } from "./engine-commands.ts";
-import { type Io, say } from "./io.ts";
+import type { Io } from "./io.ts";
 import { stateHome } from "./run-place.ts";
 import { needVllmServer } from "./vllm-servers.ts";
 
@@ -22,23 +22,17 @@ export async function withFirstEngine<T>(
   const [command] = commands;
   if (values.engine === "vllm") await needVllmServer(values.vllm.slice(0, 1));
   const stderrFile = freshLog(io.env, values.engine);
+  const engine = await Engine.start({
+    command: command!,
+    label: `${values.engine}-0`,
+    log: silentLog,
+    stderrFile,
+    signal: io.signal,
+  });
   try {
-    const label = `${values.engine}-0`;
-    const engine = await Engine.start({
-      command: command!,
-      label,
-      log: silentLog,
-      stderrFile,
-      signal: io.signal,
-    });
-    try {
-      return await use(engine, options);
-    } finally {
-      await engine.shutdown();
-    }
-  } catch (error) {
-    if (stderrFile !== null) say(io, `the engine's log: ${stderrFile}`);
-    throw error;
+    return await use(engine, options);
+  } finally {
+    await engine.shutdown();
   }
 }
 

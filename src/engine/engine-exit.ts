@@ -80,16 +80,16 @@ function isOnCpu(hello: Hello | null): boolean {
 /** What a request rejects with, or the start (`op`), once the child has exited. `asked`: the request's rows. */
 export function exitError(
   exit: EngineExit,
-  request: { op: string; label: string; asked: readonly number[] },
+  request: { op: string; label: string; asked: readonly number[]; stderrFile: string | null },
 ): EngineError {
-  const { op, label, asked } = request;
+  const { op, label, asked, stderrFile } = request;
   const own = new Set(asked);
   return new EngineError({
     op,
     subject: label,
     message: `engine ${label}: ${exit.reason}`,
     stderr: lastLines(exit.stderrTail),
-    hint: "the engine's log has its whole stderr",
+    ...(stderrFile === null ? {} : { hint: `its whole stderr is in ${stderrFile}` }),
     kind: exit.kind,
     fault: exit.fault,
     rows: exit.rows.filter((row) => own.has(row)),

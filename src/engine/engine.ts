@@ -56,6 +56,7 @@ export class Engine {
   readonly #clock: Clock;
   readonly #limits: EngineLimits;
   readonly #stderr: ChildLog;
+  readonly #stderrFile: string | null;
   readonly #outstanding: Outstanding;
   readonly #startedMs: number;
   #greeted!: { resolve: (hello: Hello) => void; reject: (error: EngineError) => void };
@@ -79,6 +80,7 @@ export class Engine {
   private constructor(options: EngineOptions) {
     const { command, label, log, stderrFile, signal } = options;
     this.label = label;
+    this.#stderrFile = stderrFile;
     this.#log = log;
     this.#clock = options.clock ?? realClock;
     this.#limits = { ...DEFAULT_LIMITS, ...options.limits };
@@ -403,7 +405,7 @@ export class Engine {
   #error(waiting: AnyWaiting | null, exit: EngineExit): EngineError {
     const asked = waiting?.kind === "extract" ? waiting.pending.rows : [];
     const op = waiting ? OPERATIONS[waiting.kind] : "start engine";
-    return exitError(exit, { op, label: this.label, asked });
+    return exitError(exit, { op, label: this.label, asked, stderrFile: this.#stderrFile });
   }
 }
 

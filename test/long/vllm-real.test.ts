@@ -69,7 +69,7 @@ async function startServer(): Promise<void> {
   const args = launchArguments({
     ...{ model: SERVED, taps: TAPS, blocks: 8, port, folder },
     // Golden states are in float32.
-    ...{ dtype: "float32", batchTokens: null, extra: CPU_ARGUMENTS },
+    ...{ dtype: "float32", forwardTokens: null, positions: null, extra: CPU_ARGUMENTS },
   });
   server = spawn(PROGRAM, args, { env: CPU_ENV, detached: true, stdio: ["ignore", "ignore", "inherit"] });
   while (
