@@ -154,6 +154,18 @@ it("a model that needs remote code is refused, its code is not run, and the chil
   expect((await own.exited).signal).toBe("SIGTERM");
 });
 
+it("a pinned GPU that is not there ends the child, to be started anew: it does not go on on the CPU", async () => {
+  const pinned = "GPU-22b2c6ac-2d49-4863-197c-9c469071178a";
+  const own = await start({ CUDA_VISIBLE_DEVICES: pinned });
+  await expect(own.load(request(join(MODELS, "random-llama"), { taps: [0] }))).rejects.toMatchObject({
+    message: expect.stringContaining(`CUDA_VISIBLE_DEVICES is ${pinned}, and torch 2.13.0`),
+    kind: "crash",
+    retry: "restart",
+  });
+  // By itself: 70 is what it says of a crash.
+  expect((await own.exited).code).toBe(70);
+});
+
 describe("a Python that will not do is refused with the command to run", () => {
   it("one that is not there", () => {
     expect(() => needPython(join(scratch, "python"), {})).toThrow(/cannot be run/);
@@ -185,8 +197,8 @@ describe("a Python that will not do is refused with the command to run", () => {
   });
 });
 
-function start(): Promise<Engine> {
-  const command = transformersCommand();
+function start(env: Record<string, string> = {}): Promise<Engine> {
+  const command = transformersCommand(env);
   return Engine.start({ command, label: "transformers-test", log: silentLog, stderrFile: null });
 }
 

@@ -14,6 +14,7 @@ import traceback
 
 from . import versions
 from .channel import Channel, ProtocolFault
+from .failure import Failure
 
 ALIVE_S = 5
 #: sysexits' EX_SOFTWARE: the supervisor takes it for a crash.
@@ -117,19 +118,14 @@ class EngineProcess:
 
     def crash(self, error: BaseException) -> None:
         """Ends the process: after a fault that nobody expected, neither it nor its CUDA context is trusted."""
-        traceback.print_exception(error)
-        sys.stderr.flush()
+        if isinstance(error, Failure):
+            failure, unexpected = error, error.__cause__
+        else:
+            failure, unexpected = Failure(f"{type(error).__name__}: {error}", kind="crash", retry="restart"), error
+        if unexpected is not None:
+            traceback.print_exception(unexpected)
+            sys.stderr.flush()
         with self._open_lock:
             for request_id in sorted(self._open):
-                self._channel.send(
-                    {
-                        "type": "error",
-                        "id": request_id,
-                        "rows": [],
-                        "kind": "crash",
-                        "errno": None,
-                        "message": f"{type(error).__name__}: {error}",
-                        "retry": "restart",
-                    }
-                )
+                self._channel.send(failure.answer(request_id, []))
         os._exit(EXIT_CRASH)

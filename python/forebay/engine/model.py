@@ -13,6 +13,7 @@ import transformers
 from torch import nn
 
 from .batching import forward_tokens
+from .device import default_device, gpus_of
 from .failure import Failure
 from .memory import Load, say_memory
 
@@ -227,21 +228,6 @@ def count_numbers(path: Path) -> int:
         raise Failure(f"{path}: expected {8 + length + end} bytes, found {size}: fetch the model again")
     counts = [(tensor["data_offsets"][1] - tensor["data_offsets"][0]) // BYTES_OF.get(tensor["dtype"], 1) for tensor in tensors]
     return sum(counts)
-
-
-def default_device(engine_number: int) -> str:
-    """One device is seen where the supervisor chose it; else the engines share out those that there are."""
-    return f"cuda:{engine_number % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
-
-
-def gpus_of(whole: nn.Module) -> list[str]:
-    indices = {weights.device.index for weights in whole.parameters() if weights.device.type == "cuda"}
-    return [gpu_uuid(torch.cuda.get_device_properties(index)) for index in sorted(indices)]
-
-
-def gpu_uuid(gpu) -> str:
-    """As nvidia-smi writes it; `gpu` is what torch tells of a device."""
-    return f"GPU-{gpu.uuid}"
 
 
 def choose_dtype(wanted: str, device: torch.device, config: dict) -> torch.dtype:

@@ -9,10 +9,11 @@ import torch
 
 from . import versions
 from .batching import ForwardLimits, form_forward, forward_tokens
+from .device import seen_devices
 from .failure import Failure, failure_of, is_out_of_memory
 from .gate import Gate
 from .job import Job, Sample, Send
-from .model import Model, gpu_uuid, load_model
+from .model import Model, load_model
 from .staging import Stager
 from .writer import Writer, Written
 
@@ -29,24 +30,8 @@ def hello() -> dict:
         "pid": os.getpid(),
         "engine": "transformers",
         "versions": {"python": sys.version.split()[0], **found},
-        "devices": devices(),
+        "devices": seen_devices(),
     }
-
-
-def devices() -> list[dict]:
-    if torch.cuda.is_available():
-        seen = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-        return [{"uuid": gpu_uuid(gpu), "name": gpu.name, "bytes": gpu.total_memory} for gpu in seen]
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return [{"uuid": None, "name": cpu_name(), "bytes": memory}]
-
-
-def cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo") as lines:
-            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return "cpu"
 
 
 class Service:
@@ -63,7 +48,8 @@ class Service:
         return bool(self._waiting)
 
     def receive(self, request: dict) -> None:
-        """Loads and checks at once; an extract is admitted. What is no Failure is raised, to end the process."""
+        """Loads and checks at once; an extract is admitted. Raises what ends the process: no Failure, or one that only a
+        new process may get over."""
         try:
             if request["type"] == "load":
                 self._load(request)
@@ -75,7 +61,7 @@ class Service:
                 self._admit(request, self._loaded)
         except Exception as error:
             failure = failure_of(error)
-            if failure is None:
+            if failure is None or failure.retry == "restart":
                 raise
             self._send(failure.answer(request["id"], []), True)
 
