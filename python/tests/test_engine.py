@@ -15,6 +15,7 @@ import torch
 from forebay.engine import staging
 from forebay.engine.batching import PADDED_RATIO_MAX, ForwardLimits, form_all, form_forward
 from forebay.engine.channel import Channel, ProtocolFault, number
+from forebay.engine.failure import Failure
 from forebay.engine.service import Service
 from forebay.engine.summary import figures_of, summary
 from forebay.engine.versions import shortcoming
@@ -174,6 +175,15 @@ class TestService:
         self.extract(service, tmp_path / "a.part", [5])
         error = self.run(service)[-1]
         assert (error["kind"], error["errno"], error["rows"]) == ("io", "ENOSPC", [0])
+
+    def test_a_forward_that_is_refused_fails_its_rows_with_the_reason_and_the_process_lives(self, service, tmp_path, monkeypatch):
+        def refuse(*_):
+            raise Failure("expected [sequences, tokens, hidden]")
+
+        monkeypatch.setattr(staging, "run_to_taps", refuse)
+        self.extract(service, tmp_path / "a.part", [5, 5])
+        error = self.run(service)[-1]
+        assert (error["kind"], sorted(error["rows"]), error["retry"]) == ("bad-request", [0, 1], "no")
 
     def test_a_fault_that_nobody_expected_is_raised_to_end_the_process(self, service, tmp_path, monkeypatch):
         def broken(*_):

@@ -1,12 +1,15 @@
 """The sum that is said before a model is loaded, against what a forward really takes."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from torch.profiler import ProfilerActivity, profile
 
+from forebay.engine.failure import Failure
 from forebay.engine.memory import Load, say_memory, slot_bytes
 from forebay.engine.model import load_model
 from forebay.engine.staging import Stager
@@ -20,6 +23,28 @@ MADE = {
     "qwen3_moe": {**EXPERTS, "num_experts": 8, "moe_intermediate_size": 48, "intermediate_size": 96},
     # It knows no fused attention.
     "gpt_oss": {**EXPERTS, "num_local_experts": 8, "intermediate_size": 48, "sliding_window": 16},
+}
+
+
+#: Families whose blocks the formula does not know, as small as they come.
+HYBRID = ["linear_attention", "full_attention"] * 2
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16}
+UNKNOWN = {
+    "bamba": {**SHAPE, **MAMBA, "attn_layer_indices": [1, 3]},
+    "falcon_h1": {**SHAPE, **MAMBA, "mamba_d_ssm": 128, "intermediate_size": 96},
+    "gemma3n_text": {
+        **{**SHAPE, "head_dim": 16, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2},
+        **{"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 384, "laurel_rank": 4},
+        **{"intermediate_size": [96] * 4, "activation_sparsity_pattern": [0.0] * 4},
+    },
+    "granitemoehybrid": {**SHAPE, **MAMBA, "layer_types": HYBRID, "num_local_experts": 4, "shared_intermediate_size": 96},
+    "jamba": {**SHAPE, "num_experts": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
+    "mamba": {"hidden_size": 64, "num_hidden_layers": 4, "vocab_size": 384, "state_size": 8},
+    "minimax": {**SHAPE, "num_local_experts": 4, "head_dim": 16, "layer_types": HYBRID, "block_size": 16},
+    "nemotron_h": {
+        **{**SHAPE, "head_dim": 16, "layers_block_type": ["mamba", "attention", "mlp", "mamba"], "n_groups": 1},
+        **{"mamba_num_heads": 4, "mamba_head_dim": 32, "ssm_state_size": 16},
+    },
 }
 
 
@@ -56,7 +81,7 @@ class TestFormula:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     directory = tmp_path_factory.mktemp("made")
-    for kind, shape in MADE.items():
+    for kind, shape in {**MADE, **UNKNOWN}.items():
         config = transformers.AutoConfig.for_model(kind, **shape)
         transformers.AutoModelForCausalLM.from_config(config).save_pretrained(directory / kind)
     return directory
@@ -112,7 +137,30 @@ class TestSaid:
         assert "would fit: --forward-tokens" in capfd.readouterr().err
 
     def test_weights_that_do_not_fit_are_refused_with_the_sum(self):
-        from forebay.engine.failure import Failure
-
         with pytest.raises(Failure, match=r"the weights take 1048576.0 GiB .* use a larger device"):
             say_memory(self.load(weights_bytes=2**50))
+
+    @pytest.mark.parametrize("kind", [*UNKNOWN, "falcon_mamba", "gemma4_text", "kimi_linear", "zamba2"])
+    def test_what_cannot_be_told_is_said_and_weights_that_do_not_fit_are_still_refused(self, kind, tmp_path, capfd):
+        transformers.AutoConfig.for_model(kind).save_pretrained(tmp_path)
+        load = load_of(None, directory=str(tmp_path), weights_bytes=3 * 2**30)
+        say_memory(load)
+        said = capfd.readouterr().err
+        assert "the weights take 3.0 GiB of the" in said and f"what a forward takes cannot be told of {kind}" in said
+        with pytest.raises(Failure, match=r"the weights take 1048576.0 GiB .* use a larger device"):
+            say_memory(replace(load, weights_bytes=2**50))
+
+
+@pytest.mark.parametrize("kind", sorted({*UNKNOWN} - {"gemma3n_text"}))
+def test_a_model_whose_forward_cannot_be_told_is_loaded_and_runs(kind, made):
+    model = load_model({"model": str(made / kind), "dtype": "auto", "device": None, "taps": [1, 2], "options": {}}, 0)
+    staged = Stager(model, [1, 2]).forward([torch.arange(40), torch.arange(30)])
+    states = np.concatenate([piece.bits for piece in staged.pieces(1)])
+    assert states.shape == (30, 2, 64) and states.any((0, 2)).all()
+
+
+def test_blocks_that_give_more_than_one_residual_stream_are_refused_and_not_stored_in_some_order(made):
+    directory = str(made / "gemma3n_text")
+    model = load_model({"model": directory, "dtype": "auto", "device": None, "taps": [1], "options": {}}, 0)
+    with pytest.raises(Failure, match=r"expected \[sequences, tokens, hidden\], found \[4, 1, 40, 64\]"):
+        Stager(model, [1]).forward([torch.arange(40)])

@@ -18,7 +18,8 @@ with d the bytes of a number as computed, H the hidden size, and
                2 d taps * H     on a CPU: the outputs of this forward and of the last one, which are not copied
 
 bytes. 5 H are the embeddings, the residual stream, what went into the block, its norm and its output. Measured on ten
-architectures in f32 and bf16 on a CPU (tests/test_memory.py): what is really taken is 0.7 to 1 of this.
+architectures in f32 and bf16 on a CPU (tests/test_memory.py): what is really taken is 0.7 to 1 of this. Of blocks that
+this does not speak of (state spaces, convolutions, other linear attentions) it cannot be told.
 """
 
 import sys
@@ -31,6 +32,10 @@ from .failure import Failure
 
 #: Of a state: bf16.
 STATE_BYTES = 2
+#: Entries of a config's `layer_types` that the formula speaks of.
+KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "linear_attention"}
+#: Beginnings of what a config says of recurrences that it does not list as layers of their own.
+RECURRENT = ("mamba_", "lru_")
 
 
 @dataclass(frozen=True)
@@ -56,22 +61,36 @@ def say_memory(load: Load) -> None:
     """The sum, to stderr. Raises Failure where the weights alone do not fit; forwards that do not are made smaller."""
     free = free_bytes(load.device, load.spread)
     text = transformers.AutoConfig.from_pretrained(load.directory, local_files_only=True).get_text_config()
-    slot = slot_bytes(text, load)
-    forward = slot * load.slots
     where = "all GPUs" if load.spread else str(load.device)
-    sentence = (
-        f"the weights take {gib(load.weights_bytes)} and the largest forward, of {load.slots:,} tokens, "
-        f"{gib(forward)} of the {gib(free)} that are free on {where}"
-    )
-    if load.device.type == "cuda":
+    of_what = f"of the {gib(free)} that are free on {where}"
+    weights = f"the weights take {gib(load.weights_bytes)}"
+    slot = told_slot_bytes(text, load)
+    if slot is None:
+        sentence = f"{weights} {of_what}; what a forward takes cannot be told of {text.model_type}"
+    else:
+        sentence = f"{weights} and the largest forward, of {load.slots:,} tokens, {gib(slot * load.slots)} {of_what}"
+    if slot is not None and load.device.type == "cuda":
         pinned = 2 * STATE_BYTES * load.taps * text.hidden_size * load.slots
         sentence += f"; its states {gib(pinned)} of page-locked memory beside"
     print(f"{load.directory}: {sentence}", file=sys.stderr, flush=True)
     if load.weights_bytes > free:
         raise Failure(f"{sentence}: use a larger device, several (--engines fewer than --devices), or --dtype bfloat16")
-    if load.weights_bytes + forward > free:
+    if slot is not None and load.weights_bytes + slot * load.slots > free:
         fitting = max(1, (free - load.weights_bytes) // slot)
         print(f"forwards of {fitting:,} tokens would fit: --forward-tokens {fitting}", file=sys.stderr, flush=True)
+
+
+def told_slot_bytes(text, load: Load) -> int | None:
+    """As `slot_bytes`; None of a model whose blocks the formula does not know."""
+    if not set(getattr(text, "layer_types", None) or []) <= KNOWN_LAYERS:
+        return None
+    if any(name.startswith(RECURRENT) for name in vars(text)):
+        return None
+    try:
+        return slot_bytes(text, load)
+    except Exception:
+        # Configs lack a field, have a list or None for a number, or raise errors of their own. The sum is only advice.
+        return None
 
 
 def slot_bytes(text, load: Load) -> int:

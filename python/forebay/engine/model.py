@@ -119,11 +119,16 @@ def load_model(request: dict, engine_number: int) -> Model:
 @contextmanager
 def hooked(blocks: nn.ModuleList, hooks: dict[int, Callable]):
     """Within it, `hooks[k]` is called with block k's output [sequences, slots, hidden]; what it returns, if
-    anything, takes the output's place."""
+    anything, takes the output's place. The forward raises Failure where an output has another shape."""
 
     def register(block, hook):
         def forward_hook(_module, _inputs, output):
             states = output[0] if isinstance(output, tuple) else output
+            if states.dim() != 3:
+                raise Failure(
+                    f"the output of a {type(block).__name__} is no residual stream: "
+                    f"expected [sequences, tokens, hidden], found {list(states.shape)}"
+                )
             changed = hook(states)
             if changed is None:
                 return None

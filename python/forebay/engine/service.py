@@ -12,7 +12,7 @@ from .batching import ForwardLimits, form_forward, forward_tokens
 from .device import seen_devices
 from .failure import Failure, failure_of, is_out_of_memory
 from .gate import Gate
-from .job import Job, Sample, Send
+from .job import Job, Sample, Send, by_job
 from .model import Model, load_model
 from .staging import Stager
 from .writer import Writer, Written
@@ -79,6 +79,11 @@ class Service:
         loaded.writer.put(Written(samples, staged, time.monotonic() - start))
 
     def _forward_failed(self, samples: list[Sample], error: Exception, loaded: "Loaded") -> None:
+        if isinstance(error, Failure):
+            self._leave(samples)
+            for job, its in by_job(samples).items():
+                job.fail(its, error)
+            return
         if not is_out_of_memory(error):
             raise error
         # The frames of the failed forward hold its tensors.
