@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 from collections.abc import Callable
 
 import torch
@@ -70,13 +69,12 @@ class Service:
         loaded = self._loaded
         samples = form_forward(self._waiting, loaded.limits)
         try:
-            start = time.monotonic()
             staged = loaded.stager.forward([sample.ids for sample in samples])
         except Exception as error:
             self._forward_failed(samples, error, loaded)
             return
         self._leave(samples)
-        loaded.writer.put(Written(samples, staged, time.monotonic() - start))
+        loaded.writer.put(Written(samples, staged))
 
     def _forward_failed(self, samples: list[Sample], error: Exception, loaded: "Loaded") -> None:
         if isinstance(error, Failure):

@@ -1,7 +1,8 @@
 """From the blocks' outputs to bytes that can be written, while the next forward computes."""
 
 import queue
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,12 +50,17 @@ class Copied:
     #: [tokens, taps, hidden] bf16, samples one after another, in `buffer`; and their figures.
     states: torch.Tensor
     figures: torch.Tensor
-    #: Set when both are there.
+    #: On the device: when the forward began, and when both were there.
+    begun: torch.cuda.Event
     copied: torch.cuda.Event
 
-    def pieces(self, place: int) -> Iterator[Piece]:
-        """The states of the forward's sequence at `place`, in one piece."""
+    def finished(self) -> float:
+        """Waits until the states are there; the seconds that the device took for the forward."""
         self.copied.synchronize()
+        return self.begun.elapsed_time(self.copied) / 1000
+
+    def pieces(self, place: int) -> Iterator[Piece]:
+        """The states of the forward's sequence at `place`, in one piece; only once `finished`."""
         begin = sum(self.lengths[:place])
         span = slice(begin, begin + self.lengths[place])
         yield Piece(bits_of(self.states[span]), self.figures[span].numpy())
@@ -69,6 +75,11 @@ class Taken:
     lengths: list[int]
     #: [sequences, slots, hidden] of each tap.
     outputs: list[torch.Tensor] = field(default_factory=list)
+    forward_s: float = 0.0
+
+    def finished(self) -> float:
+        """The seconds of the forward, which is over."""
+        return self.forward_s
 
     def pieces(self, place: int) -> Iterator[Piece]:
         """The states of the forward's sequence at `place`, in order. Uses the buffer."""
@@ -86,9 +97,10 @@ Staged = Copied | Taken
 
 
 class Stager:
-    def __init__(self, model: Model, taps: list[int]):
+    def __init__(self, model: Model, taps: list[int], clock: Callable[[], float] = time.monotonic):
         self._model = model
         self._taps = taps
+        self._clock = clock
         self._is_cuda = model.device.type == "cuda"
         self._stream = torch.cuda.Stream(model.device) if self._is_cuda else None
         #: Of forwards that may be on their way at once.
@@ -108,12 +120,17 @@ class Stager:
 
     @torch.inference_mode()
     def _take(self, buffer: HostBuffer, sequences: list[torch.Tensor], ids: torch.Tensor) -> Taken:
+        start = self._clock()
         taken = Taken(buffer, [len(sequence) for sequence in sequences])
         run_to_taps(self._model, ids, {tap: taken.outputs.append for tap in self._taps})
+        taken.forward_s = self._clock() - start
         return taken
 
     @torch.inference_mode()
     def _copy(self, buffer: HostBuffer, sequences: list[torch.Tensor], ids: torch.Tensor) -> Copied:
+        # The forwards before it may still run: only the device knows when this one begins.
+        begun, copied = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begun.record(torch.cuda.current_stream(self._model.device))
         lengths = [len(sequence) for sequence in sequences]
         shape = (sum(lengths), len(self._taps), self._model.hidden)
         packed = torch.empty(shape, dtype=torch.bfloat16, device=self._model.device)
@@ -134,12 +151,11 @@ class Stager:
             host.copy_(packed, non_blocking=True)
             host_figures = torch.empty(figures.shape, dtype=torch.float32, pin_memory=True)
             host_figures.copy_(figures, non_blocking=True)
-            copied = torch.cuda.Event()
             copied.record(self._stream)
         # Their memory is not given to the next forward before the copy is done.
         packed.record_stream(self._stream)
         figures.record_stream(self._stream)
-        return Copied(buffer, lengths, host, host_figures, copied)
+        return Copied(buffer, lengths, host, host_figures, begun, copied)
 
 
 def right_padded(sequences: list[torch.Tensor], pad: int) -> torch.Tensor:

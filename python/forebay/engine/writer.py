@@ -23,14 +23,13 @@ class Written:
 
     samples: list[Sample]
     staged: Staged
-    #: The forward's time, shared among its samples by their tokens.
-    forward_s: float
 
 
 class Writer:
-    def __init__(self, stager: Stager, crash: Callable[[BaseException], None]):
+    def __init__(self, stager: Stager, crash: Callable[[BaseException], None], clock: Callable[[], float] = time.monotonic):
         self._stager = stager
         self._crash = crash
+        self._clock = clock
         # The stager's buffers bound it.
         self._inbox: queue.SimpleQueue[Written] = queue.SimpleQueue()
         threads, started = torch.get_num_threads(), threading.Event()
@@ -57,8 +56,10 @@ class Writer:
     def _write(self, written: Written) -> None:
         places = {sample: place for place, sample in enumerate(written.samples)}
         tokens = sum(sample.tokens for sample in written.samples)
+        # Not before: what a GPU still computes is no writing.
+        forward_s = written.staged.finished()
         for job, samples in by_job(written.samples).items():
-            start = time.monotonic()
+            start = self._clock()
             answers = []
             for sample in samples:
                 try:
@@ -66,7 +67,7 @@ class Writer:
                 except OSError as error:
                     job.fail([sample], failure_of(error))
             share = sum(sample.tokens for sample in samples) / tokens
-            job.took(forward_s=written.forward_s * share, write_s=time.monotonic() - start)
+            job.took(forward_s=forward_s * share, write_s=self._clock() - start)
             if answers:
                 job.finish(answers)
         self._stager.free.put(written.staged.buffer)
