@@ -5,6 +5,8 @@ import math
 import os
 import queue
 import random
+import threading
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from forebay.engine import staging
+from forebay.engine import staging, writer
 from forebay.engine.batching import PADDED_RATIO_MAX, ForwardLimits, form_all, form_forward
 from forebay.engine.channel import Channel, ProtocolFault, number
 from forebay.engine.failure import Failure
@@ -148,26 +150,56 @@ class TestService:
         assert all(size <= 60 for size in sizes[first:])
         assert (tmp_path / "a.part").read_bytes().count(0) < 500
 
-    def test_a_sample_that_does_not_fit_alone_fails_by_name_and_the_others_are_done(self, service, tmp_path, monkeypatch):
-        real = staging.run_to_taps
+    def test_rows_that_never_fit_alone_fail_by_name_after_a_second_try_and_make_no_forward_smaller(
+        self, service, tmp_path, monkeypatch
+    ):
+        real, lone = staging.run_to_taps, []
 
         def little_memory(model, ids, take):
             if ids.shape[1] > 100:
+                lone.append(ids.shape)
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
             real(model, ids, take)
 
         monkeypatch.setattr(staging, "run_to_taps", little_memory)
-        self.extract(service, tmp_path / "a.part", [120, 30, 40])
+        self.extract(service, tmp_path / "a.part", [120, 200, 300, 400, 30, 40])
+        before = service._loaded.limits.tokens
         answers = self.run(service)
-        error = answers[0] if answers[0]["type"] == "error" else answers[-1]
-        assert (error["kind"], error["rows"], error["retry"]) == ("oom", [0], "smaller")
         while answers[-1]["type"] != "states":
             answers.append(self.answers.get(timeout=60))
-        assert sorted(sample["row"] for sample in answers[-1]["samples"]) == [1, 2]
+        assert service._loaded.limits.tokens == before
+        errors = {answer["rows"][0]: answer for answer in answers if answer["type"] == "error"}
+        assert sorted(errors) == [0, 1, 2, 3] and len(lone) == 8
+        for row, tokens in enumerate([120, 200, 300, 400]):
+            assert (errors[row]["kind"], errors[row]["retry"], len(errors[row]["rows"])) == ("oom", "smaller", 1)
+            assert f"memory ran out for {tokens} tokens alone: CUDA out of memory" in errors[row]["message"]
+        assert sorted(sample["row"] for sample in answers[-1]["samples"]) == [4, 5]
+
+    def test_a_lone_sample_is_tried_again_once_the_memory_of_those_before_it_is_free(self, service, tmp_path, monkeypatch):
+        real, real_write, tried, held = staging.run_to_taps, writer.write_sample, threading.Event(), []
+
+        def write(sample, staged, place):
+            held.append(weakref.ref(staged))
+            assert tried.wait(60)
+            return real_write(sample, staged, place)
+
+        def little_memory(model, ids, take):
+            if ids.shape[1] > 100 and not tried.is_set():
+                tried.set()
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            if ids.shape[1] > 100:
+                assert [states() for states in held] == [None]
+            real(model, ids, take)
+
+        monkeypatch.setattr(staging, "run_to_taps", little_memory)
+        monkeypatch.setattr(writer, "write_sample", write)
+        self.extract(service, tmp_path / "a.part", [30])
+        service.forward()
+        self.extract(service, tmp_path / "b.part", [120])
+        assert self.run(service)[-1]["samples"][0]["tokens"] == 30
+        assert self.run(service)[-1]["samples"][0]["tokens"] == 120
 
     def test_a_write_that_fails_is_io_with_its_errno(self, service, tmp_path, monkeypatch):
-        from forebay.engine import writer
-
         def full(*_):
             raise OSError(28, "No space left on device")
 

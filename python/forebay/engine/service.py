@@ -13,7 +13,7 @@ from .failure import Failure, failure_of, is_out_of_memory
 from .gate import Gate
 from .job import Job, Sample, Send, by_job
 from .model import Model, load_model
-from .staging import Stager
+from .staging import Staged, Stager
 from .writer import Writer, Written
 
 #: Packs of 27B models hold some 1,100 tokens: two forwards' worth of them may be outstanding.
@@ -69,32 +69,15 @@ class Service:
         loaded = self._loaded
         samples = form_forward(self._waiting, loaded.limits)
         try:
-            staged = loaded.stager.forward([sample.ids for sample in samples])
-        except Exception as error:
-            self._forward_failed(samples, error, loaded)
-            return
-        self._leave(samples)
-        loaded.writer.put(Written(samples, staged))
-
-    def _forward_failed(self, samples: list[Sample], error: Exception, loaded: "Loaded") -> None:
-        if isinstance(error, Failure):
+            staged = stage(samples, loaded)
+        except Failure as failure:
             self._leave(samples)
             for job, its in by_job(samples).items():
-                job.fail(its, error)
+                job.fail(its, failure)
             return
-        if not is_out_of_memory(error):
-            raise error
-        # The frames of the failed forward hold its tensors.
-        error.__traceback__ = None
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        slots = len(samples) * max(sample.tokens for sample in samples)
-        loaded.limits.tokens = max(1, min(loaded.limits.tokens, slots) // 2)
-        print(f"out of memory: forwards of {loaded.limits.tokens} tokens from now on", file=sys.stderr, flush=True)
-        if len(samples) > 1:
-            return
-        self._leave(samples)
-        samples[0].job.fail(samples, failure_of(error))
+        if staged is not None:
+            self._leave(samples)
+            loaded.writer.put(Written(samples, staged))
 
     def _leave(self, samples: list[Sample]) -> None:
         gone = {id(sample) for sample in samples}
@@ -144,6 +127,39 @@ class Service:
 
         gate = Gate(loaded.model, loaded.taps, loaded.limits, progress)
         self._send({"type": "checked", "id": request["id"], "results": gate.check(request)}, True)
+
+
+def stage(samples: list[Sample], loaded: "Loaded") -> Staged | None:
+    """The states of one forward. None where memory ran out for several samples, which the limit then keeps apart. Raises
+    Failure where it runs out for one alone."""
+    sequences = [sample.ids for sample in samples]
+    try:
+        return loaded.stager.forward(sequences)
+    except Exception as error:
+        free_after(error)
+    if len(samples) > 1:
+        slots = len(samples) * max(sample.tokens for sample in samples)
+        loaded.limits.tokens = max(1, min(loaded.limits.tokens, slots) // 2)
+        print(f"out of memory: forwards of {loaded.limits.tokens} tokens from now on", file=sys.stderr, flush=True)
+        return None
+    # The states of forwards before it may have been what was too much.
+    loaded.stager.drain()
+    try:
+        return loaded.stager.forward(sequences)
+    except Exception as error:
+        free_after(error)
+        message = f"memory ran out for {samples[0].tokens} tokens alone: {error}"
+        raise Failure(message, kind="oom", retry="smaller") from None
+
+
+def free_after(error: Exception) -> None:
+    """Gives back what a forward that ran out of memory took. Raises `error` where it is another."""
+    if not is_out_of_memory(error):
+        raise error
+    # The frames of the failed forward hold its tensors.
+    error.__traceback__ = None
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 class Loaded:

@@ -118,6 +118,13 @@ class Stager:
             self.free.put(buffer)
             raise
 
+    def drain(self) -> None:
+        """Waits until every forward's states are written, and gives their memory back."""
+        for _ in range(BUFFERS):
+            self.free.get()
+        for _ in range(BUFFERS):
+            self.free.put(HostBuffer(self._is_cuda))
+
     @torch.inference_mode()
     def _take(self, buffer: HostBuffer, sequences: list[torch.Tensor], ids: torch.Tensor) -> Taken:
         start = self._clock()

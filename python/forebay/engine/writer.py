@@ -49,7 +49,12 @@ class Writer:
             torch.set_num_threads(1)
             started.set()
             while True:
-                self._write(self._inbox.get())
+                written = self._inbox.get()
+                self._write(written)
+                buffer = written.staged.buffer
+                # Whoever waits for the buffer may want the memory of the states too.
+                del written
+                self._stager.free.put(buffer)
         except BaseException as error:
             self._crash(error)
 
@@ -70,7 +75,6 @@ class Writer:
             job.took(forward_s=forward_s * share, write_s=self._clock() - start)
             if answers:
                 job.finish(answers)
-        self._stager.free.put(written.staged.buffer)
 
 
 def write_sample(sample: Sample, staged: Staged, place: int) -> dict:
