@@ -143,7 +143,7 @@ describe("the gate goes red for what is wrong with the stored bytes", () => {
   });
 });
 
-// Every other model that is refused: python/tests/test_model.py.
+// Every other model that is refused: python/tests/test_load.py.
 it("a model that needs remote code is refused, its code is not run, and the child ends", async () => {
   const dir = copyModel("random-llama");
   remoteCode(dir);

@@ -10,8 +10,8 @@ import transformers
 from torch.profiler import ProfilerActivity, profile
 
 from forebay.engine.failure import Failure
+from forebay.engine.load import load_model
 from forebay.engine.memory import Load, say_memory, slot_bytes
-from forebay.engine.model import load_model
 from forebay.engine.staging import Stager
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"
@@ -50,7 +50,7 @@ UNKNOWN = {
 
 def load_of(text, **changes) -> Load:
     load = {
-        **{"directory": "", "weights_bytes": 0, "dtype": torch.bfloat16, "device": torch.device("cpu"), "spread": False},
+        **{"directory": "", "weights_bytes": 0, "dtype": torch.bfloat16, "device": torch.device("cpu"), "device_map": None},
         **{"taps": 5, "slots": 8192, "longest": 1000, "attn": None},
     }
     return Load(**{**load, **changes})

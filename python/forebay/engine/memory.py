@@ -46,8 +46,8 @@ class Load:
     weights_bytes: int
     dtype: torch.dtype
     device: torch.device
-    #: Over all GPUs, and not on `device` alone.
-    spread: bool
+    #: How transformers is to spread it over all GPUs; None: it goes on `device` alone.
+    device_map: str | None
     taps: int
     #: Slots of the largest forward.
     slots: int
@@ -59,9 +59,9 @@ class Load:
 
 def say_memory(load: Load) -> None:
     """The sum, to stderr. Raises Failure where the weights alone do not fit; forwards that do not are made smaller."""
-    free = free_bytes(load.device, load.spread)
+    free = free_bytes(load.device, load.device_map is not None)
     text = transformers.AutoConfig.from_pretrained(load.directory, local_files_only=True).get_text_config()
-    where = "all GPUs" if load.spread else str(load.device)
+    where = "all GPUs" if load.device_map else str(load.device)
     of_what = f"of the {gib(free)} that are free on {where}"
     weights = f"the weights take {gib(load.weights_bytes)}"
     slot = told_slot_bytes(text, load)

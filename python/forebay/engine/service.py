@@ -12,7 +12,8 @@ from .device import seen_devices
 from .failure import Failure, failure_of, is_out_of_memory
 from .gate import Gate
 from .job import Job, Sample, Send, by_job
-from .model import Model, load_model
+from .load import load_model
+from .model import Model
 from .staging import Staged, Stager
 from .writer import Writer, Written
 

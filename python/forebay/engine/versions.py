@@ -3,7 +3,7 @@
 import importlib.metadata
 import re
 
-#: src/engine/transformers.ts and pyproject.toml hold the same. Qwen3.5 and the loading rules that model.py relies on
+#: src/engine/transformers.ts and pyproject.toml hold the same. Qwen3.5 and the loading rules that load.py relies on
 #: came with these of torch and transformers.
 LEAST = {"torch": (2, 13), "transformers": (5, 19), "safetensors": (0, 6), "numpy": (1, 26), "crc32c": (2, 7)}
 SHOWN = (*LEAST, "flash-linear-attention", "causal-conv1d")

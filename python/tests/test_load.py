@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forebay.engine.failure import Failure
-from forebay.engine.model import load_model
+from forebay.engine.load import load_model
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"
 

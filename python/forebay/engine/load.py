@@ -1,0 +1,134 @@
+"""Loads a Hugging Face model directory, or says why not."""
+
+import torch
+import transformers
+from torch import nn
+
+from .batching import forward_tokens
+from .checkpoint import check_files, read_config
+from .device import default_device, gpus_of
+from .failure import Failure, is_out_of_memory
+from .kernels import kernels_in_use
+from .memory import Load, say_memory
+from .model import Model
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+# A log is no place for a moving bar.
+transformers.utils.logging.disable_progress_bar()
+
+
+def load_model(request: dict, engine_number: int) -> Model:
+    """Raises Failure where the model cannot be loaded or would not compute what its files say."""
+    directory, options = request["model"], request["options"]
+    config = read_config(directory)
+    load = plan_load(request, config, engine_number)
+    whole, info = load_weights(load)
+    text = whole.config.get_text_config()
+    decoder = whole.get_decoder()
+    blocks = find_blocks(decoder, text.num_hidden_layers)
+    check_loading(directory, info, len(blocks))
+    kernels = kernels_in_use(whole, text)
+    if load.device.type == "cuda" and "torch-reference" in kernels and not options.get("allow_slow_kernels"):
+        raise Failure(
+            "the linear attention of this model would run transformers' slow reference code on the GPU: "
+            "pip install flash-linear-attention causal-conv1d, or --allow-slow-kernels"
+        )
+    return Model(
+        whole=whole,
+        decoder=decoder,
+        blocks=blocks,
+        architecture=config["architectures"][0],
+        hidden=text.hidden_size,
+        vocab=text.vocab_size,
+        positions=getattr(text, "max_position_embeddings", None),
+        dtype=load.dtype,
+        kernels=kernels,
+        device=whole.get_input_embeddings().weight.device,
+        gpus=gpus_of(whole),
+    )
+
+
+def plan_load(request: dict, config: dict, engine_number: int) -> Load:
+    options = request["options"]
+    weights_bytes = check_files(request["model"], config)
+    device = torch.device(request["device"] or default_device(engine_number))
+    dtype = choose_dtype(request["dtype"], device, config)
+    slots = max(forward_tokens(options, device.type), options.get("longest_tokens") or 0)
+    return Load(
+        directory=request["model"],
+        weights_bytes=weights_bytes(dtype),
+        dtype=dtype,
+        device=device,
+        device_map=options.get("device_map"),
+        taps=len(request["taps"]),
+        slots=slots,
+        longest=options.get("longest_tokens") or slots,
+        attn=options.get("attn"),
+    )
+
+
+def load_weights(load: Load) -> tuple[nn.Module, dict]:
+    """The model on its device, and what transformers tells of the loading."""
+    where = {} if load.device_map is None else {"device_map": load.device_map}
+    try:
+        say_memory(load)
+        whole, info = transformers.AutoModelForCausalLM.from_pretrained(
+            load.directory,
+            dtype=load.dtype,
+            attn_implementation=load.attn,
+            trust_remote_code=False,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+            **where,
+        )
+    except (ValueError, KeyError, ImportError, OSError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise Failure(f"{load.directory}: transformers {transformers.__version__} cannot load it: {error}") from error
+    whole = whole.eval() if load.device_map else whole.eval().to(load.device)
+    whole.requires_grad_(False)
+    return whole, info
+
+
+def choose_dtype(wanted: str, device: torch.device, config: dict) -> torch.dtype:
+    """`auto`: what the weights are saved in; float32 on a CPU, where bf16 is both slower and less exact."""
+    if wanted != "auto":
+        return DTYPES[wanted]
+    if device.type == "cpu":
+        return torch.float32
+    text = config.get("text_config") or {}
+    saved = text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
+    return DTYPES.get(saved, torch.bfloat16)
+
+
+def find_blocks(decoder: nn.Module, count: int) -> nn.ModuleList:
+    layers = getattr(decoder, "layers", None)
+    candidates = [layers] if isinstance(layers, nn.ModuleList) else []
+    candidates = candidates or [
+        module for module in decoder.modules() if isinstance(module, nn.ModuleList) and len(module) == count
+    ]
+    if len(candidates) != 1:
+        raise Failure(
+            f"cannot tell which modules of {type(decoder).__name__} are its {count} blocks: "
+            f"expected one list of them, found {len(candidates)}"
+        )
+    if len(candidates[0]) != count:
+        raise Failure(f"config.json says {count} blocks, the model has {len(candidates[0])}")
+    return candidates[0]
+
+
+def check_loading(directory: str, info: dict, blocks: int) -> None:
+    """transformers fills what the files lack with random numbers, and leaves out what config.json does not tell of."""
+    if missing := sorted(info["missing_keys"]):
+        raise Failure(
+            f"{directory}: the weights lack {len(missing)} tensors that config.json asks for, {missing[0]} first: "
+            "config.json and the weights are not of one model"
+        )
+    for name in sorted(info["unexpected_keys"]):
+        parts = name.split(".")
+        if "layers" in parts and not {"mtp", "visual", "vision_tower"} & set(parts):
+            number = parts[parts.index("layers") + 1]
+            if number.isdigit() and int(number) >= blocks:
+                raise Failure(f"{directory}: the weights hold {name}, but config.json says {blocks} blocks")
