@@ -1,11 +1,15 @@
 """What cannot be loaded is refused with the reason. That the child then ends is shown by
 test/transformers-engine.test.ts."""
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
 from forebay.engine.failure import Failure
 from forebay.engine.load import load_model
@@ -65,3 +69,88 @@ def test_it_is_refused(model, spoil, reason):
 
 def test_and_unspoilt_it_is_loaded(model):
     assert load(model).architecture == "LlamaForCausalLM"
+
+
+class TestWhatPasses:
+    """A model may be loaded by the next process, where it was the disk or the GPU that failed and not its files."""
+
+    def failing(self, monkeypatch, error):
+        def fail(*_, **__):
+            raise error
+
+        monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fail)
+
+    @pytest.mark.parametrize("name", ["EIO", "ESTALE", "EMFILE", "ETIMEDOUT"])
+    def test_a_disk_that_fails_is_tried_again(self, model, monkeypatch, name):
+        self.failing(monkeypatch, OSError(getattr(errno, name), os.strerror(getattr(errno, name))))
+        with pytest.raises(Failure, match="cannot load it") as failure:
+            load(model)
+        assert (failure.value.kind, failure.value.errno, failure.value.retry) == ("io", name, "restart")
+
+    @pytest.mark.parametrize("where", ["read_text", "stat"])
+    def test_also_where_it_fails_before_transformers_is_asked(self, model, monkeypatch, where):
+        def fail(*_, **__):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(Path, where, fail)
+        with pytest.raises(Failure) as failure:
+            load(model)
+        assert (failure.value.kind, failure.value.errno, failure.value.retry) == ("io", "EIO", "restart")
+
+    def test_and_where_transformers_says_it_in_words_of_its_own(self, model, monkeypatch):
+        error = OSError("the file seems to be incomplete")
+        error.__cause__ = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        self.failing(monkeypatch, error)
+        with pytest.raises(Failure) as failure:
+            load(model)
+        assert (failure.value.errno, failure.value.retry) == ("ESTALE", "restart")
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"),
+            RuntimeError("CUDA error: an illegal memory access was encountered"),
+            RuntimeError("CUDA driver initialization failed, you might not have a CUDA gpu."),
+            RuntimeError("No CUDA GPUs are available"),
+            RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED"),
+        ],
+    )
+    def test_a_gpu_that_fails_is_a_crash(self, model, monkeypatch, error):
+        self.failing(monkeypatch, error)
+        with pytest.raises(Failure) as failure:
+            load(model)
+        assert (failure.value.kind, failure.value.retry) == ("crash", "restart")
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            OSError("there is no file named model.safetensors"),
+            FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "model.safetensors"),
+            PermissionError(errno.EACCES, os.strerror(errno.EACCES), "model.safetensors"),
+            ValueError("head_dim"),
+            RuntimeError("size mismatch for lm_head.weight"),
+            ImportError("this needs tiktoken"),
+        ],
+    )
+    def test_what_is_refused_would_be_again(self, model, monkeypatch, error):
+        self.failing(monkeypatch, error)
+        with pytest.raises(Failure) as failure:
+            load(model)
+        assert (failure.value.kind, failure.value.retry) == ("bad-request", "no")
+
+    def test_an_index_that_is_no_json_is_refused(self, model):
+        (model / "model.safetensors.index.json").write_text("{")
+        with pytest.raises(Failure) as failure:
+            load(model)
+        assert (failure.value.kind, failure.value.retry) == ("bad-request", "no")
+
+    def test_memory_that_ran_out_stays_that(self, model, monkeypatch):
+        self.failing(monkeypatch, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"))
+        with pytest.raises(torch.OutOfMemoryError):
+            load(model)
+
+
+def test_a_config_that_names_no_width_is_refused_before_anything_is_loaded(model, monkeypatch):
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *_, **__: transformers.BltConfig())
+    with pytest.raises(Failure, match="a model of type blt has no hidden_size"):
+        load(model)

@@ -1,6 +1,5 @@
 """The sum that is said before a model is loaded, against what a forward really takes."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +47,7 @@ UNKNOWN = {
 }
 
 
-def load_of(text, **changes) -> Load:
+def load_of(**changes) -> Load:
     load = {
         **{"directory": "", "weights_bytes": 0, "dtype": torch.bfloat16, "device": torch.device("cpu"), "device_map": None},
         **{"taps": 5, "slots": 8192, "longest": 1000, "attn": None},
@@ -62,19 +61,19 @@ class TestFormula:
         text = transformers.Qwen3Config(
             hidden_size=4096, intermediate_size=12_288, num_attention_heads=32, num_key_value_heads=8, head_dim=128
         )
-        on_gpu = load_of(text, device=torch.device("cuda:0"))
+        on_gpu = load_of(device=torch.device("cuda:0"))
         assert slot_bytes(text, on_gpu) == 2 * (5 * 4096 + 3 * 12_288) + 3 * 2 * 5 * 4096
-        on_cpu = load_of(text, dtype=torch.float32)
+        on_cpu = load_of(dtype=torch.float32)
         assert slot_bytes(text, on_cpu) == 4 * (5 * 4096 + 3 * 12_288) + 2 * 4 * 5 * 4096
 
     def test_eager_attention_and_windows_take_more_the_longer_the_longest_sample_is(self):
         text = transformers.Qwen3Config(num_attention_heads=32)
-        fused = slot_bytes(text, load_of(text))
-        assert slot_bytes(text, load_of(text, attn="eager")) - fused == 1000 * 7 * 32
+        fused = slot_bytes(text, load_of())
+        assert slot_bytes(text, load_of(attn="eager")) - fused == 1000 * 7 * 32
         windowed = transformers.MistralConfig(sliding_window=512)
         whole = transformers.MistralConfig(sliding_window=None)
-        assert slot_bytes(windowed, load_of(windowed)) - slot_bytes(whole, load_of(whole)) == 1000 * 3
-        short = load_of(windowed, longest=512)
+        assert slot_bytes(windowed, load_of()) - slot_bytes(whole, load_of()) == 1000 * 3
+        short = load_of(longest=512)
         assert slot_bytes(windowed, short) == slot_bytes(whole, short)
 
 
@@ -100,7 +99,7 @@ def test_a_forward_takes_what_the_formula_says_and_at_least_half_of_it(name, dty
     taps = [1, len(model.blocks) - 1]
     for sequences, tokens in [(16, 128), (4, 256)]:
         slots = sequences * tokens
-        load = load_of(text, dtype=model.dtype, taps=len(taps), slots=slots, longest=tokens)
+        load = load_of(dtype=model.dtype, taps=len(taps), slots=slots, longest=tokens)
         said, taken = slots * slot_bytes(text, load), peak_bytes(model, taps, sequences, tokens)
         print(f"{name} {dtype} {sequences} x {tokens}: {taken / slots:.0f} of {said / slots:.0f} bytes a slot")
         assert said / 2 < taken <= said
@@ -122,33 +121,30 @@ def peak_bytes(model, taps: list[int], sequences: int, tokens: int) -> int:
 
 
 class TestSaid:
-    def load(self, **changes) -> Load:
-        text = transformers.AutoConfig.from_pretrained(MODELS / "random-qwen3")
-        return load_of(text, directory=str(MODELS / "random-qwen3"), **changes)
+    TEXT = transformers.AutoConfig.from_pretrained(MODELS / "random-qwen3")
 
     def test_weights_and_the_largest_forward_are_said_in_numbers(self, capfd):
-        say_memory(self.load(weights_bytes=3 * 2**30, slots=1_000_000))
+        say_memory(self.TEXT, load_of(weights_bytes=3 * 2**30, slots=1_000_000))
         said = capfd.readouterr().err
         # 2 * (5 * 64 + 4 * 128 + 3 * 64) + 2 * 2 * 5 * 64 bytes, a million times.
         assert "the weights take 3.0 GiB and the largest forward, of 1,000,000 tokens, 3.1 GiB of the" in said
 
     def test_a_forward_that_does_not_fit_is_no_refusal_but_tells_what_would(self, capfd):
-        say_memory(self.load(slots=10**12))
+        say_memory(self.TEXT, load_of(slots=10**12))
         assert "would fit: --forward-tokens" in capfd.readouterr().err
 
     def test_weights_that_do_not_fit_are_refused_with_the_sum(self):
         with pytest.raises(Failure, match=r"the weights take 1048576.0 GiB .* use a larger device"):
-            say_memory(self.load(weights_bytes=2**50))
+            say_memory(self.TEXT, load_of(weights_bytes=2**50))
 
     @pytest.mark.parametrize("kind", [*UNKNOWN, "falcon_mamba", "gemma4_text", "kimi_linear", "zamba2"])
-    def test_what_cannot_be_told_is_said_and_weights_that_do_not_fit_are_still_refused(self, kind, tmp_path, capfd):
-        transformers.AutoConfig.for_model(kind).save_pretrained(tmp_path)
-        load = load_of(None, directory=str(tmp_path), weights_bytes=3 * 2**30)
-        say_memory(load)
+    def test_what_cannot_be_told_is_said_and_weights_that_do_not_fit_are_still_refused(self, kind, capfd):
+        text = transformers.AutoConfig.for_model(kind).get_text_config()
+        say_memory(text, load_of(weights_bytes=3 * 2**30))
         said = capfd.readouterr().err
         assert "the weights take 3.0 GiB of the" in said and f"what a forward takes cannot be told of {kind}" in said
         with pytest.raises(Failure, match=r"the weights take 1048576.0 GiB .* use a larger device"):
-            say_memory(replace(load, weights_bytes=2**50))
+            say_memory(text, load_of(weights_bytes=2**50))
 
 
 @pytest.mark.parametrize("kind", sorted({*UNKNOWN} - {"gemma3n_text"}))

@@ -17,7 +17,7 @@ def read_config(directory: str) -> dict:
     path = Path(directory, "config.json")
     try:
         config = json.loads(path.read_text())
-    except OSError as error:
+    except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
         raise Failure(f"{path}: expected a Hugging Face model directory ({error.strerror})") from error
     except ValueError as error:
         raise Failure(f"{path}: expected JSON ({error})") from error

@@ -1,6 +1,13 @@
 """What went wrong, in the protocol's terms."""
 
 import errno
+import re
+from collections.abc import Iterator
+
+#: Errors of a file that are the same for every process that opens it.
+LASTING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM}
+#: In the text of a RuntimeError: the GPU or its driver, and not what it was given.
+GPU_FAULT = re.compile(r"\b(CUDA|HIP) (error|driver)\b|_STATUS_[A-Z]|No (CUDA|HIP) GPUs|no NVIDIA driver")
 
 
 class Failure(Exception):
@@ -43,3 +50,22 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(
         said in text for said in ("out of memory", "can't allocate memory", "not enough memory", "bad_alloc")
     )
+
+
+def passing_errno(error: BaseException) -> str | None:
+    """The name of the errno of a disk that failed ("EIO"), as opposed to a file that is not there; None elsewhere."""
+    for one in causes(error):
+        if isinstance(one, OSError) and one.errno and one.errno not in LASTING:
+            return errno.errorcode.get(one.errno)
+    return None
+
+
+def is_gpu_fault(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) and GPU_FAULT.search(str(error)) is not None
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """`error`, and what it was raised from: libraries put errors of their own around the kernel's."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

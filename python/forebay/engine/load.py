@@ -1,5 +1,7 @@
 """Loads a Hugging Face model directory, or says why not."""
 
+from contextlib import contextmanager
+
 import torch
 import transformers
 from torch import nn
@@ -7,7 +9,7 @@ from torch import nn
 from .batching import forward_tokens
 from .checkpoint import check_files, read_config
 from .device import default_device, gpus_of
-from .failure import Failure, is_out_of_memory
+from .failure import Failure, is_gpu_fault, is_out_of_memory, passing_errno
 from .kernels import kernels_in_use
 from .memory import Load, say_memory
 from .model import Model
@@ -21,9 +23,11 @@ transformers.utils.logging.disable_progress_bar()
 def load_model(request: dict, engine_number: int) -> Model:
     """Raises Failure where the model cannot be loaded or would not compute what its files say."""
     directory, options = request["model"], request["options"]
-    config = read_config(directory)
-    load = plan_load(request, config, engine_number)
-    whole, info = load_weights(load)
+    with explained(directory):
+        config = read_config(directory)
+        load = plan_load(request, config, engine_number)
+        say_memory(text_config(directory), load)
+        whole, info = load_weights(load)
     text = whole.config.get_text_config()
     decoder = whole.get_decoder()
     blocks = find_blocks(decoder, text.num_hidden_layers)
@@ -49,6 +53,23 @@ def load_model(request: dict, engine_number: int) -> Model:
     )
 
 
+@contextmanager
+def explained(directory: str):
+    """Raises Failure for what goes wrong within it: to be tried by a new process where the disk or the GPU failed, and
+    for good where the files are refused."""
+    try:
+        yield
+    except (ValueError, KeyError, ImportError, OSError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
+        message = f"{directory}: transformers {transformers.__version__} cannot load it: {error}"
+        if name := passing_errno(error):
+            raise Failure(message, kind="io", retry="restart", errno=name) from error
+        if is_gpu_fault(error):
+            raise Failure(message, kind="crash", retry="restart") from error
+        raise Failure(message) from error
+
+
 def plan_load(request: dict, config: dict, engine_number: int) -> Load:
     options = request["options"]
     weights_bytes = check_files(request["model"], config)
@@ -68,25 +89,28 @@ def plan_load(request: dict, config: dict, engine_number: int) -> Load:
     )
 
 
+def text_config(directory: str):
+    """The text model's config. Raises Failure where it lacks what nothing goes without."""
+    text = transformers.AutoConfig.from_pretrained(directory, local_files_only=True).get_text_config()
+    for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
+        if not isinstance(getattr(text, name, None), int):
+            raise Failure(f"{directory}: a model of type {text.model_type} has no {name}, so that its taps cannot be told")
+    return text
+
+
 def load_weights(load: Load) -> tuple[nn.Module, dict]:
     """The model on its device, and what transformers tells of the loading."""
     where = {} if load.device_map is None else {"device_map": load.device_map}
-    try:
-        say_memory(load)
-        whole, info = transformers.AutoModelForCausalLM.from_pretrained(
-            load.directory,
-            dtype=load.dtype,
-            attn_implementation=load.attn,
-            trust_remote_code=False,
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-            **where,
-        )
-    except (ValueError, KeyError, ImportError, OSError, RuntimeError) as error:
-        if is_out_of_memory(error):
-            raise
-        raise Failure(f"{load.directory}: transformers {transformers.__version__} cannot load it: {error}") from error
+    whole, info = transformers.AutoModelForCausalLM.from_pretrained(
+        load.directory,
+        dtype=load.dtype,
+        attn_implementation=load.attn,
+        trust_remote_code=False,
+        use_safetensors=True,
+        local_files_only=True,
+        output_loading_info=True,
+        **where,
+    )
     whole = whole.eval() if load.device_map else whole.eval().to(load.device)
     whole.requires_grad_(False)
     return whole, info

@@ -57,10 +57,10 @@ class Load:
     attn: str | None
 
 
-def say_memory(load: Load) -> None:
-    """The sum, to stderr. Raises Failure where the weights alone do not fit; forwards that do not are made smaller."""
+def say_memory(text, load: Load) -> None:
+    """The sum, to stderr; `text` is the text model's config. Raises Failure where the weights alone do not fit; forwards
+    that do not are made smaller."""
     free = free_bytes(load.device, load.device_map is not None)
-    text = transformers.AutoConfig.from_pretrained(load.directory, local_files_only=True).get_text_config()
     where = "all GPUs" if load.device_map else str(load.device)
     of_what = f"of the {gib(free)} that are free on {where}"
     weights = f"the weights take {gib(load.weights_bytes)}"
@@ -94,7 +94,7 @@ def told_slot_bytes(text, load: Load) -> int | None:
 
 
 def slot_bytes(text, load: Load) -> int:
-    """Bytes of device memory for each slot of a forward: the formula above. `text` is the text model's config."""
+    """Bytes of device memory for each slot of a forward: the formula above."""
     hidden, d = text.hidden_size, load.dtype.itemsize
     heads = text.num_attention_heads
     head_size = getattr(text, "head_dim", None) or hidden // heads
