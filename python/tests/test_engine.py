@@ -17,7 +17,7 @@ import torch
 from forebay.engine import staging, writer
 from forebay.engine.batching import PADDED_RATIO_MAX, ForwardLimits, form_all, form_forward
 from forebay.engine.channel import Channel, ProtocolFault, number
-from forebay.engine.failure import Failure
+from forebay.engine.failure import Failure, failure_of, is_out_of_memory
 from forebay.engine.service import Service
 from forebay.engine.summary import figures_of, summary
 from forebay.engine.versions import shortcoming
@@ -255,3 +255,39 @@ def test_what_is_missing_or_too_old_is_told_with_the_command():
     assert shortcoming({**good, "transformers": "4.57.1"}).startswith("expected transformers 5.19 or newer, found 4.57.1: pip")
     del good["crc32c"]
     assert shortcoming(good).startswith("the package crc32c is not installed: pip install")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"),
+        torch.OutOfMemoryError(""),
+        torch.AcceleratorError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("HIP out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("hipErrorOutOfMemory: out of memory"),
+        RuntimeError("CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`"),
+        RuntimeError("CUDA error: rocblas_status_memory_error"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried"),
+        RuntimeError("std::bad_alloc"),
+        MemoryError(),
+    ],
+)
+def test_memory_that_ran_out_is_told_by_whatever_name(error):
+    assert is_out_of_memory(error)
+    failure = failure_of(error)
+    assert (failure.kind, failure.retry, bool(str(failure))) == ("oom", "smaller", True)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`"),
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+        ValueError("out of memory"),
+    ],
+)
+def test_other_faults_of_a_gpu_are_not(error):
+    assert not is_out_of_memory(error) and failure_of(error) is None

@@ -6,7 +6,11 @@ from collections.abc import Iterator
 
 #: Errors of a file that are the same for every process that opens it.
 LASTING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM}
-#: In the text of a RuntimeError: the GPU or its driver, and not what it was given.
+#: In the text of a RuntimeError: of torch, CUDA and HIP; cuBLAS, cuDNN and their ROCm equivalents; a CPU's allocator.
+OUT_OF_MEMORY = re.compile(
+    "out of memory|_STATUS_ALLOC_FAILED|rocblas_status_memory_error|can't allocate memory|not enough memory|bad_alloc"
+)
+#: As above: the GPU or its driver, and not what it was given.
 GPU_FAULT = re.compile(r"\b(CUDA|HIP) (error|driver)\b|_STATUS_[A-Z]|No (CUDA|HIP) GPUs|no NVIDIA driver")
 
 
@@ -43,13 +47,11 @@ def failure_of(error: BaseException) -> Failure | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """torch has a class for the GPU's; on a CPU its allocator raises a RuntimeError that only its text tells."""
-    if isinstance(error, MemoryError):
+    """torch has a class for the GPU's; its libraries, and a CPU's allocator, raise a RuntimeError that only its text
+    tells."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and any(
-        said in text for said in ("out of memory", "can't allocate memory", "not enough memory", "bad_alloc")
-    )
+    return isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error)) is not None
 
 
 def passing_errno(error: BaseException) -> str | None:
