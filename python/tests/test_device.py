@@ -29,3 +29,16 @@ def test_where_nobody_named_a_gpu_it_is_the_cpu(named, monkeypatch):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
     assert device.default_device(0) == "cpu"
     assert device.seen_devices()[0]["bytes"] > 0
+
+
+@pytest.mark.parametrize(("named", "lacks"), [("0,1,2", True), ("0,1", False), ("0,1,-1,2", False), (None, False)])
+def test_a_model_over_several_gpus_wants_each_that_is_named(named, lacks, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    monkeypatch.setattr(device.torch.cuda, "device_count", lambda: 2)
+    if not lacks:
+        return device.need_every_gpu()
+    with pytest.raises(Failure, match=f"CUDA_VISIBLE_DEVICES is {named}, and torch .* sees 2 of these 3 GPUs") as refusal:
+        device.need_every_gpu()
+    assert (refusal.value.kind, refusal.value.retry) == ("crash", "restart")

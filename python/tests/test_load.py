@@ -5,12 +5,14 @@ import errno
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
+from forebay.engine import versions
 from forebay.engine.failure import Failure
 from forebay.engine.load import load_model
 
@@ -154,3 +156,50 @@ def test_a_config_that_names_no_width_is_refused_before_anything_is_loaded(model
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *_, **__: transformers.BltConfig())
     with pytest.raises(Failure, match="a model of type blt has no hidden_size"):
         load(model)
+
+
+class TestOverSeveralGpus:
+    def refused(self, model):
+        request = {"model": str(model), "dtype": "auto", "device": "cpu", "taps": [0], "options": {"device_map": "auto"}}
+        with pytest.raises(Failure) as failure:
+            load_model(request, 0)
+        return failure.value
+
+    @pytest.fixture
+    def placed(self, monkeypatch):
+        """What accelerate is said to have placed where."""
+        places = {}
+        real = transformers.AutoModelForCausalLM.from_pretrained
+
+        def load_placed(*arguments, device_map=None, **options):
+            assert device_map == "auto"
+            whole, info = real(*arguments, **options)
+            whole.hf_device_map = places
+            return whole, info
+
+        monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", load_placed)
+        monkeypatch.setattr(versions, "installed", lambda: {"accelerate": "1.14.0"})
+        return places
+
+    @pytest.mark.parametrize(("found", "said"), [({}, "is not installed"), ({"accelerate": "0.34.2"}, "found 0.34.2")])
+    def test_accelerate_is_asked_for_with_the_command_before_anything_is_loaded(self, model, monkeypatch, found, said):
+        monkeypatch.setattr(versions, "installed", lambda: found)
+        monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", pytest.fail)
+        failure = self.refused(model)
+        assert said in str(failure) and f"{sys.executable} -m pip install 'accelerate>=1.1'" in str(failure)
+        assert failure.retry == "no"
+
+    def test_and_is_not_asked_for_on_one_device(self, model, monkeypatch):
+        monkeypatch.setattr(versions, "installed", lambda: {})
+        load(model)
+
+    @pytest.mark.parametrize("place", ["cpu", "disk", torch.device("cpu"), torch.device("meta")])
+    def test_a_part_that_no_gpu_holds_is_refused(self, model, placed, place):
+        placed.update({"model.embed_tokens": 0, "model.layers.0": torch.device("cuda", 1), "model.layers.1": place})
+        failure = self.refused(model)
+        assert "model.layers.1 first, are not on a GPU" in str(failure) and failure.retry == "no"
+
+    def test_where_gpus_hold_all_of_it_it_is_loaded(self, model, placed):
+        placed.update({"model.embed_tokens": 0, "model.layers": "cuda:1", "lm_head": torch.device("cuda", 1)})
+        request = {"model": str(model), "dtype": "auto", "device": "cpu", "taps": [0], "options": {"device_map": "auto"}}
+        assert load_model(request, 0).architecture == "LlamaForCausalLM"

@@ -1,6 +1,7 @@
 """The devices that this process sees, and the one that it computes on."""
 
 import os
+from itertools import takewhile
 
 import torch
 from torch import nn
@@ -18,10 +19,24 @@ def default_device(engine_number: int) -> str:
         return f"cuda:{engine_number % torch.cuda.device_count()}"
     if (named := named_gpus()) is None:
         return "cpu"
+    raise not_seen(named, "no GPU", "For the CPU set it to nothing")
+
+
+def need_every_gpu() -> None:
+    """Raises Failure where one model is to go over several GPUs and not all that are named are seen."""
+    named = named_gpus()
+    if named is None:
+        return
+    wanted, seen = len(list(takewhile(lambda name: name.strip() != "-1", named.split(",")))), torch.cuda.device_count()
+    if seen < wanted:
+        raise not_seen(named, f"{seen} of these {wanted} GPUs", "CUDA looks no further than the first that is not there")
+
+
+def not_seen(named: str, seen: str, hint: str) -> Failure:
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
-    raise Failure(
-        f"CUDA_VISIBLE_DEVICES is {named}, and torch {torch.__version__} ({build}) sees no GPU: the driver does not answer, "
-        "the GPU has fallen off the bus (nvidia-smi tells), or the name is wrong. For the CPU set it to nothing",
+    return Failure(
+        f"CUDA_VISIBLE_DEVICES is {named}, and torch {torch.__version__} ({build}) sees {seen}: the driver does not answer, "
+        f"a GPU has fallen off the bus (nvidia-smi tells), or a name is wrong. {hint}",
         kind="crash",
         retry="restart",
     )

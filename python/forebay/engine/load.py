@@ -6,9 +6,10 @@ import torch
 import transformers
 from torch import nn
 
+from . import versions
 from .batching import forward_tokens
 from .checkpoint import check_files, read_config
-from .device import default_device, gpus_of
+from .device import default_device, gpus_of, need_every_gpu
 from .failure import Failure, is_gpu_fault, is_out_of_memory, passing_errno
 from .kernels import kernels_in_use
 from .memory import Load, say_memory
@@ -74,6 +75,10 @@ def plan_load(request: dict, config: dict, engine_number: int) -> Load:
     options = request["options"]
     weights_bytes = check_files(request["model"], config)
     device = torch.device(request["device"] or default_device(engine_number))
+    if options.get("device_map") is not None:
+        if lacking := versions.spread_shortcoming(versions.installed()):
+            raise Failure(lacking)
+        need_every_gpu()
     dtype = choose_dtype(request["dtype"], device, config)
     slots = max(forward_tokens(options, device.type), options.get("longest_tokens") or 0)
     return Load(
@@ -111,9 +116,20 @@ def load_weights(load: Load) -> tuple[nn.Module, dict]:
         output_loading_info=True,
         **where,
     )
-    whole = whole.eval() if load.device_map else whole.eval().to(load.device)
-    whole.requires_grad_(False)
-    return whole, info
+    if load.device_map is None:
+        whole = whole.to(load.device)
+    else:
+        check_places(load.directory, getattr(whole, "hf_device_map", {}))
+    return whole.eval().requires_grad_(False), info
+
+
+def check_places(directory: str, places: dict) -> None:
+    """accelerate puts on the CPU or the disk what the GPUs do not hold, and fetches it anew for every forward."""
+    if elsewhere := [name for name, place in places.items() if str(place) in ("cpu", "disk", "meta")]:
+        raise Failure(
+            f"{directory}: {len(elsewhere)} of its {len(places)} parts, {elsewhere[0]} first, are not on a GPU but on "
+            f"{places[elsewhere[0]]}, for want of memory: give each engine more GPUs (fewer --engines, or more --devices)"
+        )
 
 
 def choose_dtype(wanted: str, device: torch.device, config: dict) -> torch.dtype:
