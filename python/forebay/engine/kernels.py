@@ -1,18 +1,51 @@
 """Which kernels a model runs on."""
 
-from torch import nn
+import importlib
+
+from .failure import Failure
+
+#: Text models whose linear attention transformers runs on these packages, or, without them, on PyTorch that is meant to
+#: be read and is over ten times slower. Other hybrids have packages of their own, or none.
+GATED_DELTA = ("olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp_text")
+#: {package: the module and the function that transformers takes from it}
+FAST = {
+    "flash-linear-attention": ("fla.ops.gated_delta_rule", "chunk_gated_delta_rule"),
+    "causal-conv1d": ("causal_conv1d", "causal_conv1d_fn"),
+}
 
 
-def kernels_in_use(whole: nn.Module, text) -> list[str]:
-    attention = getattr(text, "_attn_implementation", None) or getattr(whole.config, "_attn_implementation", "eager")
-    kernels = [f"{attention}"]
-    if "linear_attention" in (getattr(text, "layer_types", None) or []):
-        from transformers.utils import import_utils
+def kernels_in_use(text) -> list[str]:
+    """Of a loaded model, `text` its text model's config: its attention, then what its linear attention runs on."""
+    kernels = [getattr(text, "_attn_implementation", None) or "eager"]
+    if not runs_gated_delta(text):
+        return kernels
+    slow = slow_kernels()
+    return [*kernels, *(name for name in FAST if name not in slow), *(["torch-reference"] if slow else [])]
 
-        fast = []
-        if import_utils.is_flash_linear_attention_available():
-            fast.append("flash-linear-attention")
-        if import_utils.is_causal_conv1d_available():
-            fast.append("causal-conv1d")
-        kernels += fast if len(fast) == 2 else [*fast, "torch-reference"]
-    return kernels
+
+def need_fast_kernels(text, device_type: str, *, allow_slow: bool) -> None:
+    """Raises Failure where a model on a GPU would run slow reference code that a package would replace."""
+    if device_type != "cuda" or allow_slow or not runs_gated_delta(text):
+        return
+    if slow := slow_kernels():
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in slow.items())
+        raise Failure(
+            "the linear attention of this model would run transformers' slow reference code on the GPU "
+            f"({reasons}): pip install {' '.join(slow)}, or --allow-slow-kernels"
+        )
+
+
+def runs_gated_delta(text) -> bool:
+    return text.model_type in GATED_DELTA and "linear_attention" in (getattr(text, "layer_types", None) or [])
+
+
+def slow_kernels() -> dict[str, str]:
+    """{package: why it cannot be used}. As transformers does, by importing it: one that was built for another torch or
+    CUDA is installed and of no use."""
+    slow = {}
+    for package, (module, function) in FAST.items():
+        try:
+            getattr(importlib.import_module(module), function)
+        except Exception as error:
+            slow[package] = str(error) or type(error).__name__
+    return slow

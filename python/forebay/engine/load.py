@@ -11,7 +11,7 @@ from .batching import forward_tokens
 from .checkpoint import check_files, read_config
 from .device import default_device, gpus_of, need_every_gpu
 from .failure import Failure, is_gpu_fault, is_out_of_memory, passing_errno
-from .kernels import kernels_in_use
+from .kernels import kernels_in_use, need_fast_kernels
 from .memory import Load, say_memory
 from .model import Model
 
@@ -27,18 +27,14 @@ def load_model(request: dict, engine_number: int) -> Model:
     with explained(directory):
         config = read_config(directory)
         load = plan_load(request, config, engine_number)
-        say_memory(text_config(directory), load)
+        text = text_config(directory)
+        need_fast_kernels(text, load.device.type, allow_slow=bool(options.get("allow_slow_kernels")))
+        say_memory(text, load)
         whole, info = load_weights(load)
     text = whole.config.get_text_config()
     decoder = whole.get_decoder()
     blocks = find_blocks(decoder, text.num_hidden_layers)
     check_loading(directory, info, len(blocks))
-    kernels = kernels_in_use(whole, text)
-    if load.device.type == "cuda" and "torch-reference" in kernels and not options.get("allow_slow_kernels"):
-        raise Failure(
-            "the linear attention of this model would run transformers' slow reference code on the GPU: "
-            "pip install flash-linear-attention causal-conv1d, or --allow-slow-kernels"
-        )
     return Model(
         whole=whole,
         decoder=decoder,
@@ -48,7 +44,7 @@ def load_model(request: dict, engine_number: int) -> Model:
         vocab=text.vocab_size,
         positions=getattr(text, "max_position_embeddings", None),
         dtype=load.dtype,
-        kernels=kernels,
+        kernels=kernels_in_use(text),
         device=whole.get_input_embeddings().weight.device,
         gpus=gpus_of(whole),
     )
