@@ -8,17 +8,13 @@ import numpy as np
 from .crc32c import crc32c
 from .plan import Place, Plan
 from .safetensors import parse_header
-from .store import Store, open_store
+from .store import Corrupt, Store, open_store
 
 FORMAT = "forebay-run-1"
 
 
 class Skipped(LookupError):
     """No states exist of this row: the plan left it out, or no engine could do it."""
-
-
-class Corrupt(ValueError):
-    """The store's bytes are not those that were put there."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +80,9 @@ class Run:
         return np.sort(self.plan.rows)
 
     def __getitem__(self, row: int) -> Sample:
-        """By one range request. Raises IndexError for a row that is not of the run, Skipped, or FileNotFoundError
-        where its pack is not there yet. Negative rows do not count from the end."""
+        """By one range request. Raises IndexError for a row that is not of the run, Skipped, FileNotFoundError where its
+        pack is not there yet, Corrupt where that is too short, or ConnectionError where its bytes break off again and
+        again. Negative rows do not count from the end."""
         return self.read(row)
 
     def read(self, row: int, *, check: bool = False) -> Sample:

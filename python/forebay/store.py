@@ -1,15 +1,27 @@
 """Where a run lies: a directory, or a prefix of an S3 bucket."""
 
 import os
+import random
+from itertools import count
 from pathlib import Path
+from time import sleep
 from typing import Protocol
+
+#: Of one body. A request that is not answered at all is botocore's to repeat.
+ATTEMPTS_MAX = 6
+PAUSE_S_MAX = 10.0
+
+
+class Corrupt(ValueError):
+    """The store's bytes are not those that were put there."""
 
 
 class Store(Protocol):
     address: str
 
     def get(self, key: str, begin: int = 0, end: int | None = None) -> bytes | None:
-        """Bytes [begin, end) of an object, to its end without `end`; None where there is no such object."""
+        """Bytes [begin, end) of an object, to its end without `end`; None where there is no such object. Raises
+        ConnectionError where the bytes break off again and again, Corrupt where the object ends before `begin`."""
 
 
 def open_store(address: str, *, endpoint: str | None, region: str | None, profile: str | None) -> Store:
@@ -56,13 +68,28 @@ class S3Store:
     def get(self, key: str, begin: int = 0, end: int | None = None) -> bytes | None:
         if begin == end:
             return b""
-        client = self._connect()
         span = {} if begin == 0 and end is None else {"Range": f"bytes={begin}-{'' if end is None else end - 1}"}
+        for attempt in count(1):
+            body = self._body(key, span)
+            try:
+                return None if body is None else body.read()
+            except broken_off() as error:
+                if attempt == ATTEMPTS_MAX:
+                    raise ConnectionError(
+                        f"{self.address}/{key}: its body broke off {attempt} times, at last: {error}"
+                    ) from error
+            sleep(random.uniform(0, min(PAUSE_S_MAX, 0.5 * 2**attempt)))
+
+    def _body(self, key: str, span: dict[str, str]):
+        client = self._connect()
         try:
-            answer = client.get_object(Bucket=self._bucket, Key=f"{self._prefix}/{key}", **span)
-            return answer["Body"].read()
+            return client.get_object(Bucket=self._bucket, Key=f"{self._prefix}/{key}", **span)["Body"]
         except client.exceptions.NoSuchKey:
             return None
+        except client.exceptions.ClientError as error:
+            if error.response["ResponseMetadata"].get("HTTPStatusCode") == 416:
+                raise Corrupt(f"{self.address}/{key}: it ends before {span['Range']}") from error
+            raise
 
     def _connect(self):
         if self._pid != os.getpid():
@@ -84,3 +111,11 @@ class S3Store:
             self._client = session.client("s3", endpoint_url=self._endpoint, region_name=region, config=config)
             self._pid = os.getpid()
         return self._client
+
+
+def broken_off() -> tuple[type[Exception], ...]:
+    """What reading a body raises where the connection ends first; botocore wraps some of these, and not all."""
+    from botocore.exceptions import BotoCoreError
+    from urllib3.exceptions import HTTPError
+
+    return BotoCoreError, HTTPError, OSError
