@@ -2,7 +2,7 @@
 
     import forebay
 
-    run = forebay.open("s3://bucket/prefix/name")      # or "file:dir/name"
+    run = forebay.open("s3://bucket/prefix/name")      # or a directory
     sample = run[17]                                   # one range request
     sample.token_ids, sample.loss_mask                 # int64 [tokens]
     sample.states                                      # uint16 [tokens, taps, hidden]: the bits of bfloat16

@@ -1,11 +1,12 @@
-"""A PyTorch dataset over a run."""
+"""A PyTorch dataset over a run. Importing it raises ModuleNotFoundError, with the command, where torch is missing."""
 
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
-from .run import Run
+from .run import Run, need_torch
+
+torch = need_torch()
 
 
 class HiddenStates(torch.utils.data.Dataset):

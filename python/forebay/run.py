@@ -1,6 +1,7 @@
 """One run in a store, read sample by sample."""
 
 import json
+import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from .crc32c import crc32c
 from .plan import Place, Plan
 from .safetensors import parse_header
-from .store import Corrupt, Store, open_store
+from .store import Corrupt, Store, missing, open_store
 
 FORMAT = "forebay-run-1"
 
@@ -32,9 +33,9 @@ class Sample:
         return (self.states.astype(np.uint32) << 16).view(np.float32)
 
     def tensors(self) -> dict:
-        """As torch tensors over the same memory: `token_ids`, `loss_mask` where there is one, `hidden_states` bf16."""
-        import torch
-
+        """As torch tensors over the same memory: `token_ids`, `loss_mask` where there is one, `hidden_states` bf16.
+        Raises ModuleNotFoundError where torch is not installed."""
+        torch = need_torch()
         tensors = {"token_ids": torch.from_numpy(self.token_ids)}
         if self.loss_mask is not None:
             tensors["loss_mask"] = torch.from_numpy(self.loss_mask)
@@ -42,11 +43,17 @@ class Sample:
         return tensors
 
 
-def open(address: str, *, endpoint: str | None = None, region: str | None = None, profile: str | None = None) -> "Run":
-    """The run at `address` (`s3://bucket/prefix/name`, `file:dir/name`), finished or still growing.
+def open(
+    address: str | os.PathLike[str],
+    *,
+    endpoint: str | None = None,
+    region: str | None = None,
+    profile: str | None = None,
+) -> "Run":
+    """The run at `address` (`s3://bucket/prefix/name`, a directory, `file:dir/name`), finished or still growing.
 
     Credentials come from boto3's own chain; `endpoint` also from AWS_ENDPOINT_URL. Raises FileNotFoundError where
-    there is no run, ValueError where a newer Forebay wrote it.
+    there is no run, ValueError where a newer Forebay wrote it or `address` is of another kind.
     """
     return Run(open_store(address, endpoint=endpoint, region=region, profile=profile))
 
@@ -60,6 +67,17 @@ class Run:
         if self.record.get("format") != FORMAT:
             raise ValueError(f"{store.address}: expected {FORMAT}, found {self.record.get('format')}: use a newer forebay")
         self.plan = Plan(self._need(self.record["files"]["plan"]), f"{store.address} plan")
+
+    def __len__(self) -> int:
+        """Of `rows`."""
+        return len(self.plan.rows)
+
+    def __repr__(self) -> str:
+        taps = ",".join(map(str, self.taps))
+        return f"<forebay.Run {self.address}: {len(self):,} rows, taps {taps}, hidden {self.hidden}>"
+
+    #: By the old rule a `for` would count rows from 0 and end at the first that is not of the run.
+    __iter__ = None
 
     @property
     def address(self) -> str:
@@ -121,6 +139,15 @@ class Run:
         if found is None:
             raise FileNotFoundError(f"{self._store.address}: there is no {key}, so no run (yet)")
         return found
+
+
+def need_torch():
+    """The module. Raises ModuleNotFoundError with the command that installs it."""
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise missing("a sample as tensors", "torch") from error
+    return torch
 
 
 def decode(row: int, raw: bytes, plan: Plan, tokens: int) -> Sample:

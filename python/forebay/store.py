@@ -2,6 +2,8 @@
 
 import os
 import random
+import re
+import sys
 from itertools import count
 from pathlib import Path
 from time import sleep
@@ -24,12 +26,16 @@ class Store(Protocol):
         ConnectionError where the bytes break off again and again, Corrupt where the object ends before `begin`."""
 
 
-def open_store(address: str, *, endpoint: str | None, region: str | None, profile: str | None) -> Store:
-    if address.startswith("file:"):
-        return DirectoryStore(address)
+def open_store(address: "str | os.PathLike[str]", *, endpoint: str | None, region: str | None, profile: str | None) -> Store:
+    address = os.fspath(address)
     if address.startswith("s3://"):
         return S3Store(address, endpoint=endpoint, region=region, profile=profile)
-    raise ValueError(f"expected s3://bucket/prefix/name or file:dir/name, found {address}")
+    kind = re.match(r"[A-Za-z][A-Za-z0-9+.-]*(?=:)", address)
+    if kind is None:
+        return DirectoryStore(f"file:{address}")
+    if kind[0] == "file":
+        return DirectoryStore(address)
+    raise ValueError(f"expected s3://bucket/prefix/name or a directory, found {address}")
 
 
 class DirectoryStore:
@@ -97,7 +103,7 @@ class S3Store:
                 import boto3
                 from botocore.config import Config
             except ImportError as error:
-                raise ImportError("reading from S3 needs boto3: pip install 'forebay[s3]'") from error
+                raise missing("reading from S3", "boto3") from error
             style = {"addressing_style": "path"} if self._endpoint else {}
             config = Config(
                 s3=style,
@@ -111,6 +117,12 @@ class S3Store:
             self._client = session.client("s3", endpoint_url=self._endpoint, region_name=region, config=config)
             self._pid = os.getpid()
         return self._client
+
+
+def missing(what: str, package: str) -> ModuleNotFoundError:
+    """`what` cannot be done without `package`; with the command that brings it into this very Python."""
+    command = f"{sys.executable} -m pip install {package}"
+    return ModuleNotFoundError(f"{what} needs {package}: {command}", name=package)
 
 
 def broken_off() -> tuple[type[Exception], ...]:

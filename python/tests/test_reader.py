@@ -1,9 +1,12 @@
 """The reader against the golden packs that the TypeScript tests read too, and against runs made of them."""
 
+import importlib
 import json
 import pickle
+import re
 import shutil
 import struct
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -171,8 +174,6 @@ def test_no_run_a_newer_run_and_a_strange_address_are_refused(tmp_path):
     (tmp_path / "run.json").write_text('{"format": "forebay-run-2"}')
     with pytest.raises(ValueError, match="found forebay-run-2: use a newer forebay"):
         forebay.open(f"file:{tmp_path}")
-    with pytest.raises(ValueError, match="expected s3://"):
-        forebay.open(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -186,3 +187,64 @@ def test_a_header_that_lies_is_a_value_error(raw):
 
 def test_the_slow_checksum_is_the_fast_one():
     assert _slowly(b"123456789") == 0xE3069283 == crc32c(b"123456789")
+
+
+def test_a_run_has_a_length_and_tells_what_it_is(run_of_one_pack):
+    address, expected, _ = run_of_one_pack
+    run = forebay.open(address)
+    rows = expected["batch"] + len(expected["samples"])
+    assert len(run) == rows == len(run.rows)
+    taps = expected["metadata"]["taps"]
+    assert repr(run) == f"<forebay.Run {address}: {rows:,} rows, taps {taps}, hidden {expected['hidden']}>"
+
+
+def test_a_run_is_not_iterated_by_rows_that_count_from_zero(run_of_one_pack):
+    with pytest.raises(TypeError, match="not iterable"):
+        iter(forebay.open(run_of_one_pack[0]))
+
+
+def test_a_directory_is_opened_by_its_path_its_file_address_or_its_file_url(run_of_one_pack, monkeypatch):
+    address, expected, key = run_of_one_pack
+    path = Path(address.removeprefix("file:"))
+    monkeypatch.chdir(path.parent)
+    for same in [path, str(path), path.name, f"./{path.name}", f"file:{path.name}", f"file://{path}"]:
+        assert forebay.open(same).record["run_id"] == expected["metadata"]["identity"]
+
+
+@pytest.mark.parametrize("address", ["gs://bucket/run", "s3:/bucket/run", "https://host/bucket/run", "hf://me/run"])
+def test_an_address_of_another_kind_is_refused_and_no_directory_of_that_name_is_looked_for(address):
+    with pytest.raises(ValueError, match="expected s3://bucket/prefix/name or a directory, found "):
+        forebay.open(address)
+
+
+def test_what_needs_a_package_that_is_not_there_says_what_to_install(run_of_one_pack, monkeypatch):
+    address, expected, _ = run_of_one_pack
+    sample = forebay.open(address)[next(one["row"] for one in expected["samples"] if one["skipped"] is None)]
+    for name in ("torch", "boto3", "forebay.dataset"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ModuleNotFoundError, match="a sample as tensors needs torch: .* -m pip install torch"):
+        sample.tensors()
+    monkeypatch.delitem(sys.modules, "forebay.dataset")
+    with pytest.raises(ModuleNotFoundError, match="a sample as tensors needs torch: .* -m pip install torch"):
+        importlib.import_module("forebay.dataset")
+    with pytest.raises(ModuleNotFoundError, match="reading from S3 needs boto3: .* -m pip install boto3"):
+        forebay.open("s3://bucket/prefix/name")
+
+
+@pytest.mark.parametrize("run_of_one_pack", ["with-mask"], indirect=True)
+def test_the_examples_of_the_readme_run_as_they_stand_there(run_of_one_pack, tmp_path_factory, monkeypatch, capsys):
+    address, expected, _ = run_of_one_pack
+    directory = tmp_path_factory.mktemp("work")
+    (directory / "demo-run").mkdir()
+    (directory / "demo-run/demo").symlink_to(address.removeprefix("file:"))
+    monkeypatch.chdir(directory)
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    examples = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    said = []
+    for example in examples:
+        exec(compile(example, "README.md", "exec"), {"__name__": "readme"})
+        said.append(capsys.readouterr().out)
+    assert len(said) == 3
+    assert f"hidden {expected['hidden']}>" in said[0] and "torch.bfloat16" in said[1]
+    # Of six rows the packs of three are not there.
+    assert said[2].endswith("3 rows read, 3 are not there yet, 0 were skipped\n")
