@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import { parseAddress } from "./address.ts";
-import type { S3Spec } from "./s3.ts";
 import { resolveTarget, targetBySdk } from "./s3-target.ts";
+import type { S3Spec } from "./store.ts";
 
 const credentials = async () => ({ accessKeyId: "a", secretAccessKey: "b" });
 

@@ -1,6 +1,6 @@
-import type { S3Spec } from "./s3.ts";
 import type { Credentials } from "./s3-credentials.ts";
 import type { WireTarget } from "./s3-wire.ts";
+import type { S3Spec } from "./store.ts";
 
 /**
  * Where the requests for the spec's bucket go, without sending one. A server that is named, with the bucket in the

@@ -17,9 +17,7 @@ import {
 import { LIST_BYTES_MAX, type ListPage, readListPage } from "./s3-list.ts";
 import { resolveTarget } from "./s3-target.ts";
 import { S3Wire, type WireAnswer, type WireLimits, type WireRequest } from "./s3-wire.ts";
-import type { BodySource, ObjectInfo, OpenedStore, PutOptions, PutOutcome, StoreSpec } from "./store.ts";
-
-export type S3Spec = Extract<StoreSpec, { kind: "s3" }>;
+import type { BodySource, ObjectInfo, OpenedStore, PutOptions, PutOutcome, S3Spec } from "./store.ts";
 
 export interface S3Options {
   /** Most connections at once; callers keep their own concurrency at or below it. Default 64. */

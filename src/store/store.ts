@@ -161,3 +161,5 @@ export type StoreSpec =
       pathStyle: boolean;
       profile: string | null;
     };
+
+export type S3Spec = Extract<StoreSpec, { kind: "s3" }>;
