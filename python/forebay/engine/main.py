@@ -10,6 +10,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 import traceback
 
 from . import versions
@@ -66,10 +67,12 @@ class EngineProcess:
             os._exit(EXIT_CONFIGURATION)
         try:
             # Heavy imports begin here, and whatever they print goes to stderr.
-            from .service import Service, hello
+            from .hello import hello
 
             self._channel.send(hello())
             threading.Thread(target=self._beat, name="alive", daemon=True).start()
+            from .service import Service
+
             self._stage = "idle"
             service = Service(self._engine_number, send=self._answer, crash=self.crash)
             while True:
@@ -106,9 +109,9 @@ class EngineProcess:
         os._exit(0)
 
     def _beat(self) -> None:
-        pause = threading.Event()
-        while not pause.wait(ALIVE_S):
+        while True:
             self._channel.send({"type": "alive", "stage": self._stage})
+            time.sleep(ALIVE_S)
 
     def _answer(self, answer: dict, is_last: bool) -> None:
         if is_last:

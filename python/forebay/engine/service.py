@@ -1,14 +1,11 @@
 """The engine behind the protocol: takes requests, forms forwards over all that wait, and sends the answers."""
 
-import os
 import sys
 from collections.abc import Callable
 
 import torch
 
-from . import versions
 from .batching import ForwardLimits, form_forward, forward_tokens
-from .device import seen_devices
 from .failure import Failure, failure_of, is_out_of_memory
 from .gate import Gate
 from .job import Job, Sample, Send, by_job
@@ -20,18 +17,6 @@ from .writer import Writer, Written
 #: Packs of 27B models hold some 1,100 tokens: two forwards' worth of them may be outstanding.
 SLOT_BATCHES = 64
 CHECKS = ["injection", "pad-independence", "greedy"]
-
-
-def hello() -> dict:
-    found = versions.installed()
-    return {
-        "type": "hello",
-        "proto": 1,
-        "pid": os.getpid(),
-        "engine": "transformers",
-        "versions": {"python": sys.version.split()[0], **found},
-        "devices": seen_devices(),
-    }
 
 
 class Service:
