@@ -4,19 +4,20 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from .batching import ForwardLimits, form_all
 from .channel import number
 from .diagnose import diagnose
-from .failure import Failure
+from .failure import Failure, is_out_of_memory
 from .model import Model, hooked, run_to_taps
 from .staging import right_padded
 
-#: Where an engine differs from itself, the limit is so many times that.
+#: Where an engine differs from itself (its noise), the limit is so many times that.
 NOISE_FACTOR = 4
-#: States put back one block off must differ by so many times the limit, and by this much at least.
+#: States put back one block off must differ by so many times the noise, and by this much at least.
 CONTROL_FACTOR = 10
 CONTROL_LEAST = 1e-5
 #: Logits are compared at so many tokens of each sample, the last among them.
@@ -36,6 +37,10 @@ class GateSample:
         return len(self.ids)
 
 
+#: Sequences and slots of a group's forward whose logits are compared.
+Places = list[tuple[int, int]]
+
+
 @dataclass
 class Group:
     """Samples that go through the model together, as they did when their states were extracted."""
@@ -43,14 +48,39 @@ class Group:
     samples: list[GateSample]
     ids: torch.Tensor
 
-    def logit_places(self) -> tuple[list[int], list[int]]:
-        """Sequences and slots whose logits are compared: evenly over each sample, its last token the last."""
-        sequences, slots = [], []
+    def spread_places(self) -> Places:
+        """Evenly over each sample, its last token the last."""
+        places = []
         for sequence, sample in enumerate(self.samples):
             picked = min(sample.tokens, LOGIT_ROWS_MAX)
-            sequences += [sequence] * picked
-            slots += [math.ceil(j * sample.tokens / picked) - 1 for j in range(1, picked + 1)]
-        return sequences, slots
+            places += [(sequence, math.ceil(j * sample.tokens / picked) - 1) for j in range(1, picked + 1)]
+        return places
+
+    def last_places(self) -> Places:
+        """Each sample's last token."""
+        return [(sequence, sample.tokens - 1) for sequence, sample in enumerate(self.samples)]
+
+
+#: What takes the place of a block's output [sequences, slots, hidden] in a group's forward.
+Change = Callable[[Group, torch.Tensor], torch.Tensor]
+
+
+def rounded(_group: Group, states: torch.Tensor) -> torch.Tensor:
+    """The block's own, as they would be stored."""
+    return states.bfloat16().to(states.dtype)
+
+
+def stored(slot: int) -> Change:
+    """Those that are stored of the tap at `slot`."""
+
+    def put_back(group: Group, states: torch.Tensor) -> torch.Tensor:
+        # Pads keep the model's own: nothing that is compared sees them.
+        states = states.clone()
+        for sequence, sample in enumerate(group.samples):
+            states[sequence, : sample.tokens] = sample.stored[:, slot].to(states)
+        return states
+
+    return put_back
 
 
 class Gate:
@@ -76,15 +106,13 @@ class Gate:
         reported, else the one nearest to failing."""
         worst = None
         for slot, tap in enumerate(self._taps):
-            own = self._logits(groups, {tap: rounded})
-            noise = distance(own, self._logits(groups, {tap: rounded}))
-            # Bitwise where the engine equals itself bitwise.
-            limit = NOISE_FACTOR * noise
-            measured = distance(own, self._logits(groups, {tap: slot}))
+            own = self._logits(groups, tap, rounded)
+            noise = distance(own, self._logits(groups, tap, rounded))
+            measured = distance(own, self._logits(groups, tap, stored(slot)))
             other = tap + 1 if tap + 1 < len(self._model.blocks) else tap - 1
-            control = None if other < 0 else distance(own, self._logits(groups, {other: slot}))
-            found = injection_result(tap, measured, limit, control)
-            if measured > limit:
+            control = None if other < 0 else distance(own, self._logits(groups, other, stored(slot)))
+            found = injection_result(tap, noise, measured, control)
+            if measured > NOISE_FACTOR * noise:
                 return self._explained(found, groups, slot, tap)
             if not found["ok"]:
                 return found
@@ -94,8 +122,14 @@ class Gate:
 
     def _explained(self, found: dict, groups: list[Group], slot: int, tap: int) -> dict:
         ids = [[sample.ids for sample in group.samples] for group in groups]
-        stored = [[sample.stored[:, slot] for sample in group.samples] for group in groups]
-        explanation = diagnose(self._model, ids, stored, tap)
+        states = [[sample.stored[:, slot] for sample in group.samples] for group in groups]
+        try:
+            explanation = diagnose(self._model, ids, states, tap)
+        except Exception as error:
+            # The verdict stands without it.
+            if not is_out_of_memory(error):
+                raise
+            explanation = None
         return {**found, "message": f"{found['message']}; {explanation}"} if explanation else found
 
     def pad_independence(self, groups: list[Group]) -> dict:
@@ -107,7 +141,7 @@ class Gate:
         noise = relative(first, self._states(sequences, 0))
         measured = relative(first, self._states(sequences, self._model.vocab - 1))
         limit = NOISE_FACTOR * noise
-        ok = measured <= limit
+        ok = measured <= limit < math.inf
         return result(
             "pad-independence",
             ok,
@@ -124,11 +158,11 @@ class Gate:
         """From the last tap's stored states on, each sample must end in the token that the model itself chooses."""
         slot, tap = len(self._taps) - 1, self._taps[-1]
         samples = [sample for group in groups for sample in group.samples]
-        own = self._last_logits(groups, {})
-        limits = 2 * (own - self._last_logits(groups, {tap: rounded})).abs().amax(-1)
+        own = self._last_logits(groups)
+        limits = 2 * (own - self._last_logits(groups, tap, rounded)).abs().amax(-1)
         # Two logits may each be off by half a step of what the head computes in.
         limits += own.abs().amax(-1) * torch.finfo(self._model.dtype).eps
-        chosen = self._last_logits(groups, {tap: slot}).argmax(-1)
+        chosen = self._last_logits(groups, tap, stored(slot)).argmax(-1)
         margins = own.amax(-1) - own.gather(-1, chosen[:, None])[:, 0]
         bad = ~(margins <= limits)
         at = int(bad.nonzero()[0]) if bad.any() else int((margins - limits).argmax())
@@ -146,56 +180,39 @@ class Gate:
             ),
         )
 
+    def _logits(self, groups: list[Group], block: int, change: Change) -> list[torch.Tensor]:
+        """[places, vocab] f32 of each group at `spread_places`, with the output of `block` changed."""
+        return [self._logits_at(group, group.spread_places(), block, change) for group in groups]
+
+    def _last_logits(self, groups: list[Group], block: int = 0, change: Change | None = None) -> torch.Tensor:
+        """[samples, vocab] f32 at each sample's last token; without `change` the model's own."""
+        return torch.cat([self._logits_at(group, group.last_places(), block, change) for group in groups])
+
     @torch.inference_mode()
-    def _logits(self, groups: list[Group], change: dict) -> list[torch.Tensor]:
-        """[rows, vocab] f32 of each group, with one block's output changed: by a function, or, where `change` holds a
-        slot of the stored taps, replaced by what is stored there."""
-        return [self._group_logits(group, change) for group in groups]
-
-    def _group_logits(self, group: Group, change: dict) -> torch.Tensor:
-        def put_back(slot):
-            def hook(states):
-                # Pads keep the model's own: nothing that is compared sees them.
-                states = states.clone()
-                for sequence, sample in enumerate(group.samples):
-                    states[sequence, : sample.tokens] = sample.stored[:, slot].to(states)
-                return states
-
-            return hook
-
-        hooks = {block: put_back(how) if isinstance(how, int) else how for block, how in change.items()}
+    def _logits_at(self, group: Group, places: Places, block: int, change: Change | None) -> torch.Tensor:
+        hooks = {} if change is None else {block: partial(change, group)}
         with hooked(self._model.blocks, hooks):
             final = self._model.decoder(input_ids=group.ids, use_cache=False).last_hidden_state
-        self._passes += 1
-        self._progress(self._passes, self._passes + 1)
-        return self._model.logits_of(final[group.logit_places()])
-
-    def _last_logits(self, groups: list[Group], change: dict) -> torch.Tensor:
-        """[samples, vocab] at each sample's last token."""
-        found = []
-        for group, logits in zip(groups, self._logits(groups, change), strict=True):
-            sequences = torch.tensor(group.logit_places()[0])
-            last = [int((sequences == sequence).nonzero()[-1]) for sequence in range(len(group.samples))]
-            found.append(logits[last])
-        return torch.cat(found)
+        self._count_pass()
+        sequences, slots = zip(*places, strict=True)
+        return self._model.logits_of(final[list(sequences), list(slots)])
 
     def _states(self, sequences: list[torch.Tensor], pad: int) -> torch.Tensor:
         """[tokens, taps, hidden] bf16"""
         taken = {}
         ids = right_padded(sequences, pad).to(self._model.device)
         run_to_taps(self._model, ids, {tap: lambda states, tap=tap: taken.__setitem__(tap, states) for tap in self._taps})
-        self._passes += 1
-        self._progress(self._passes, self._passes + 1)
+        self._count_pass()
         rows = [
             torch.cat([taken[tap][sequence, : len(ids)] for sequence, ids in enumerate(sequences)]).bfloat16()
             for tap in self._taps
         ]
         return torch.stack([row.cpu() for row in rows], dim=1)
 
-
-def rounded(states: torch.Tensor) -> torch.Tensor:
-    """As they are stored."""
-    return states.bfloat16().to(states.dtype)
+    def _count_pass(self) -> None:
+        """Tells the watchdog that it goes on; how many passes there will be depends on what they find."""
+        self._passes += 1
+        self._progress(self._passes, self._passes + 1)
 
 
 def read_samples(request: dict, taps: int, hidden: int) -> list[GateSample]:
@@ -223,9 +240,13 @@ def relative(own: torch.Tensor, other: torch.Tensor) -> float:
     return float(differences.nan_to_num(nan=math.inf).max())
 
 
-def injection_result(tap: int, measured: float, limit: float, control: float | None) -> dict:
-    needed = max(CONTROL_FACTOR * limit, CONTROL_LEAST)
-    is_same = measured <= limit
+def injection_result(tap: int, noise: float, measured: float, control: float | None) -> dict:
+    # Bitwise where the engine equals itself bitwise.
+    limit = NOISE_FACTOR * noise
+    # Of the noise and not of the limit: hybrids and random weights multiply noise to a tenth of what a block does.
+    needed = max(CONTROL_FACTOR * noise, CONTROL_LEAST)
+    # Infinite where logits are not finite, which proves nothing.
+    is_same = measured <= limit < math.inf
     is_sharp = control is None or control >= needed
     shown = f"off by {measured:.1e}, limit {limit:.1e}, one block off {'-' if control is None else f'{control:.1e}'}"
     if not is_same:
