@@ -196,14 +196,16 @@ function offByOne(tap: number, blocks: number): number | null {
   return tap > 0 ? tap - 1 : null;
 }
 
-function injectionResult(found: {
+/** The verdict over one tap. */
+export function injectionResult(found: {
   tap: number;
   measured: number;
   limit: number;
   control: number | null;
 }): CheckResult {
   const { tap, measured, limit, control } = found;
-  const isSame = measured <= limit;
+  // Infinite where logits are not finite, which proves nothing.
+  const isSame = measured <= limit && Number.isFinite(limit);
   const isSharp = control === null || control >= CONTROL_FACTOR * limit;
   const figures = `off by ${measured.toExponential(1)}, limit ${limit.toExponential(1)}, one block off ${control?.toExponential(1) ?? "unknown"}`;
   const verdict = !isSame
