@@ -13,22 +13,12 @@ import { needGpus, visibleGpus } from "./gpus.ts";
 
 /** How to start each engine, and what all of them are told at `load`. */
 export function planEngines(values: SettingValues, env: NodeJS.ProcessEnv): Omit<EngineSetup, "facts"> {
+  refuseMisuse(values);
   const extra = Object.fromEntries(values.engineEnv);
   if (values.devices && values.engine !== "onnx") needGpus(values.devices, env);
   const devices = values.devices ?? defaultDevices(values, env);
   const servers = values.engine === "vllm" && values.vllm.length > 0 ? values.vllm.length : undefined;
   const count = values.engines ?? servers ?? devices?.length ?? 1;
-  const refused = refusedEngineEnv(extra);
-  if (refused.length > 0) {
-    throw new RunError({
-      op: "read setting",
-      subject: "--engine-env",
-      message: `${refused.join(", ")} looks like a secret, and engines get none`,
-      safe: "nothing was started",
-      hint: "engines read models from disk and need no credentials",
-      exit: EXIT.usage,
-    });
-  }
   const environments = Array.from({ length: count }, (_, engine) =>
     engineEnvironment(env, { extra, device: devicesOf(engine, count, devices) }),
   );
@@ -45,6 +35,30 @@ export function planEngines(values: SettingValues, env: NodeJS.ProcessEnv): Omit
       allow_slow_kernels: values.allowSlowKernels,
     },
   };
+}
+
+/** Throws (usage) for settings that such an engine could be started with on no machine. Starts and reads nothing. */
+export function refuseMisuse({ engine, engineEnv, vllm, serve }: SettingValues): void {
+  const refused = refusedEngineEnv(Object.fromEntries(engineEnv));
+  if (refused.length > 0) {
+    throw new RunError({
+      op: "read setting",
+      subject: "--engine-env",
+      message: `${refused.join(", ")} looks like a secret, and engines get none`,
+      safe: "nothing was started",
+      hint: "engines read models from disk and need no credentials",
+      exit: EXIT.usage,
+    });
+  }
+  if (engine !== "vllm" || serve !== vllm.length > 0) return;
+  throw new RunError({
+    op: "start engine",
+    subject: "--engine vllm",
+    message: `expected either --vllm or --serve, ${serve ? "found both" : "found neither"}`,
+    safe: "nothing was started",
+    hint: "--vllm http://127.0.0.1:8000 for a server that runs, --serve to start one for each device",
+    exit: EXIT.usage,
+  });
 }
 
 /**
@@ -94,22 +108,7 @@ function commandsFor(
 /** The server that engine `number` asks, or the program that it starts one with. */
 function vllmTarget(values: SettingValues, number: number, env: NodeJS.ProcessEnv): VllmTarget {
   const { vllm, serve, vllmArg } = values;
-  const refusal = (message: string, hint: string) =>
-    new RunError({
-      op: "start engine",
-      subject: "--engine vllm",
-      message,
-      safe: "nothing was started",
-      hint,
-      exit: EXIT.usage,
-    });
-  if (serve === vllm.length > 0) {
-    const found = serve ? "found both" : "found neither";
-    const hint = "--vllm http://127.0.0.1:8000 for a server that runs, --serve to start one for each device";
-    throw refusal(`expected either --vllm or --serve, ${found}`, hint);
-  }
   if (serve) return { program: vllmProgram(values.python, env), extra: vllmArg };
-  if (vllmArg.length > 0) throw refusal("--vllm-arg is for --serve", "a server that runs has its arguments");
   return { url: vllm[number % vllm.length]! };
 }
 

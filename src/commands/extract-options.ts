@@ -11,8 +11,8 @@ import type { EngineSetup, ExtractOptions } from "../run/options.ts";
 import type { RunRequest } from "../run/prepare.ts";
 import type { EngineFacts } from "../run/record.ts";
 import { tapBlocks } from "./chosen-taps.ts";
-import { planEngines } from "./engine-commands.ts";
-import { refuseForeignFlags } from "./engine-flags.ts";
+import { planEngines, refuseMisuse } from "./engine-commands.ts";
+import { type EngineName, refuseFlagsOfNoEngine, refuseForeignFlags } from "./engine-flags.ts";
 import { appVersion } from "./package-info.ts";
 import { resumeCommand } from "./resume-command.ts";
 import type { RunPlace } from "./run-place.ts";
@@ -22,7 +22,10 @@ import { needVllmServer } from "./vllm-servers.ts";
 const INFLIGHT_BYTES_MIN = 256 * 2 ** 20;
 const INFLIGHT_BYTES_MAX = 16 * 2 ** 30;
 
-/** The settings of a run as the extraction takes them. Reads config.json of the model, for its number of blocks. */
+/**
+ * The settings of a run as the extraction takes them. Reads config.json of the model, for its number of blocks. Throws
+ * (usage) for what no engine could be started with: the rest has to wait for the store, which may name the engine.
+ */
 export function extractOptions(input: {
   verb: "run" | "resume";
   place: RunPlace;
@@ -31,6 +34,7 @@ export function extractOptions(input: {
 }): ExtractOptions {
   const { place, settings } = input;
   const { values } = settings;
+  refuseMisfits(settings);
   return {
     spec: place.spec,
     address: place.address,
@@ -57,6 +61,25 @@ export function extractOptions(input: {
     resumeCommand: resumeCommand(place, settings, input.env),
     settings: shownSettings(settings),
   };
+}
+
+/**
+ * Throws (usage, configuration) for settings that no engine can be started with, as far as it can be told without the
+ * store. `engine`: null where only the store knows it.
+ */
+export function refuseMisfits(settings: Resolved, engine = namedEngine(settings)): void {
+  const { values } = settings;
+  if (engine === null) refuseFlagsOfNoEngine(settings);
+  else refuseForeignFlags(settings, [engine]);
+  refuseMisuse(engine === null ? values : { ...values, engine });
+  const model = requireSetting(settings, "model");
+  const config = readModelConfig(model);
+  if (engine === "onnx") needSupported(config, model);
+}
+
+/** null: it is as the run was begun. */
+export function namedEngine({ values, sources }: Resolved): EngineName | null {
+  return sources.engine === "default" ? null : values.engine;
 }
 
 async function engineSetup(

@@ -1,12 +1,16 @@
 import { join } from "node:path";
 import { EXIT, RunError } from "../base/errors.ts";
 import type { Resolved } from "../config/resolve.ts";
-import { SETTING_KEYS, SETTINGS } from "../config/settings.ts";
+import { SETTINGS } from "../config/settings.ts";
 import { FILES, type LaunchRecord, lookAtRunDirectory, writeRecord } from "../control/run-directory.ts";
+import { openDataset } from "../dataset/open.ts";
+import { assertAttachments } from "../run/publish-inputs.ts";
+import type { StatusDocument } from "../run/status.ts";
 import { goDetached } from "./detached.ts";
-import { isForeign } from "./engine-flags.ts";
+import { ENGINES, type EngineName, foreignKeys } from "./engine-flags.ts";
+import { namedEngine, refuseMisfits } from "./extract-options.ts";
 import { printJson, say } from "./io.ts";
-import { launchOf } from "./launch.ts";
+import { launchOf, settingsOfLaunch } from "./launch.ts";
 import { runPlace } from "./run-place.ts";
 import { standingLines, standingOf } from "./standing.ts";
 import { askToStop, untilGone } from "./stop.ts";
@@ -29,6 +33,7 @@ export const restart: VerbSpec = {
     const before = standing.look.launch;
     if (!before) throw neverRan(place.address, place.directory);
     const { launch, changed } = withChanges(before, call.settings);
+    await refuseEarly(launch, engineOf(launch, standing.status));
     for (const line of changed.length ? changed : ["no setting changed"]) say(io, `change     ${line}`);
 
     writeRecord(join(place.directory, FILES.launch), launch);
@@ -48,6 +53,23 @@ export const restart: VerbSpec = {
   },
 };
 
+/** Throws what the next supervisor would, as far as it can be told without the store: a run that is well goes on. */
+async function refuseEarly(launch: LaunchRecord, engine: EngineName | null): Promise<void> {
+  const settings = settingsOfLaunch(launch);
+  const { dataset, split, attach } = settings.values;
+  refuseMisfits(settings, engine);
+  assertAttachments(attach);
+  if (launch.verb === "run" && dataset !== null) await openDataset(dataset, { split: split ?? undefined });
+}
+
+/** As the settings name it, else the one at work; null where neither tells. */
+function engineOf(launch: LaunchRecord, status: StatusDocument | null): EngineName | null {
+  const label = status?.engines[0]?.name ?? "";
+  return (
+    namedEngine(settingsOfLaunch(launch)) ?? ENGINES.find((name) => label.startsWith(`${name}-`)) ?? null
+  );
+}
+
 /** The launch record of the next generation, and each change in words. */
 function withChanges(before: LaunchRecord, asked: Resolved): { launch: LaunchRecord; changed: string[] } {
   // Only what this command line says: run.yaml and the environment were read when the run was launched.
@@ -55,7 +77,7 @@ function withChanges(before: LaunchRecord, asked: Resolved): { launch: LaunchRec
   const settings = { ...before.settings, ...flags };
   if (flags.engine) {
     // What was for another engine would be refused.
-    const foreign = SETTING_KEYS.filter((key) => isForeign(key, [asked.values.engine]));
+    const foreign = foreignKeys(asked.values, [asked.values.engine]);
     for (const { name } of foreign.map((key) => SETTINGS[key])) if (!flags[name]) delete settings[name];
   }
   const names = new Set([...Object.keys(flags), ...Object.keys(before.settings)]);
