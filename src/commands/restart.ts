@@ -32,8 +32,9 @@ export const restart: VerbSpec = {
     for (const line of standingLines(standing)) say(io, line);
     const before = standing.look.launch;
     if (!before) throw neverRan(place.address, place.directory);
-    const { launch, changed } = withChanges(before, call.settings);
-    await refuseEarly(launch, engineOf(launch, standing.status));
+    const atWork = engineAtWork(standing.status);
+    const { launch, changed } = withChanges(before, call.settings, atWork);
+    await refuseEarly(launch, engineOf(launch, atWork));
     for (const line of changed.length ? changed : ["no setting changed"]) say(io, `change     ${line}`);
 
     writeRecord(join(place.directory, FILES.launch), launch);
@@ -62,23 +63,34 @@ async function refuseEarly(launch: LaunchRecord, engine: EngineName | null): Pro
   if (launch.verb === "run" && dataset !== null) await openDataset(dataset, { split: split ?? undefined });
 }
 
-/** As the settings name it, else the one at work; null where neither tells. */
-function engineOf(launch: LaunchRecord, status: StatusDocument | null): EngineName | null {
-  const label = status?.engines[0]?.name ?? "";
-  return (
-    namedEngine(settingsOfLaunch(launch)) ?? ENGINES.find((name) => label.startsWith(`${name}-`)) ?? null
-  );
+/** As the launch names it, else the one `atWork`; null where neither tells. */
+function engineOf(launch: LaunchRecord, atWork: EngineName | null): EngineName | null {
+  return namedEngine(settingsOfLaunch(launch)) ?? atWork;
 }
 
-/** The launch record of the next generation, and each change in words. */
-function withChanges(before: LaunchRecord, asked: Resolved): { launch: LaunchRecord; changed: string[] } {
+function engineAtWork(status: StatusDocument | null): EngineName | null {
+  const label = status?.engines[0]?.name ?? "";
+  return ENGINES.find((name) => label.startsWith(`${name}-`)) ?? null;
+}
+
+/** The launch record of the next generation, and each change in words. `atWork`: null where it is not known. */
+export function withChanges(
+  before: LaunchRecord,
+  asked: Resolved,
+  atWork: EngineName | null,
+): { launch: LaunchRecord; changed: string[] } {
   // Only what this command line says: run.yaml and the environment were read when the run was launched.
   const flags = launchOf(asked, (source) => source === "flag");
   const settings = { ...before.settings, ...flags };
-  if (flags.engine) {
-    // What was for another engine would be refused.
-    const foreign = foreignKeys(asked.values, [asked.values.engine]);
-    for (const { name } of foreign.map((key) => SETTINGS[key])) if (!flags[name]) delete settings[name];
+  // Servers that run and servers that are started here exclude each other.
+  if (flags.vllm && !flags.serve) delete settings.serve;
+  if (flags.serve && asked.values.serve && !flags.vllm) delete settings.vllm;
+  // What was for another engine would be refused, where it was a flag.
+  const merged = { ...before, settings };
+  const engine = engineOf(merged, atWork);
+  const foreign = engine === null ? [] : foreignKeys(settingsOfLaunch(merged).values, [engine]);
+  for (const { name } of foreign.map((key) => SETTINGS[key])) {
+    if (!flags[name] && settings[name]?.source === "flag") delete settings[name];
   }
   const names = new Set([...Object.keys(flags), ...Object.keys(before.settings)]);
   const changed = [...names].flatMap((name) => {
