@@ -92,3 +92,20 @@ test("the line that status gives after a kill goes on, with all that the engine 
   expect(resumed.code, resumed.stderr).toBe(0);
   expect(resumed.stderr).not.toContain("engine_changed");
 });
+
+test("the line that status gives of a run whose engine only the store names goes on, whatever the environment says for others", async () => {
+  const env = { FOREBAY_PYTHON: VENV_PYTHON, FOREBAY_ATTN: "eager" };
+  const ran = await machine.run(
+    [
+      ...["run", address, "--model", MODEL, "--dataset", machine.path("rows.jsonl"), "--taps", "1,3"],
+      ...["--disk-floor", "1MiB", "--port", "0", "--threads", "1", "--no-gate"],
+    ],
+    { env },
+  );
+  expect(ran.code, ran.stderr).toBe(0);
+  const { run } = JSON.parse((await machine.run(["status", address, "--json"])).stdout);
+  expect(run.resume_command).toMatch(/ --threads 1 /);
+  expect(run.resume_command).not.toMatch(/--python|--attn/);
+  const resumed = await machine.run([...run.resume_command.split(" ").slice(1), "--port", "0"]);
+  expect(resumed.code, resumed.stderr).toBe(0);
+});

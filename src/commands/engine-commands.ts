@@ -12,7 +12,10 @@ import type { EngineSetup } from "../run/options.ts";
 import { needGpus, visibleGpus } from "./gpus.ts";
 
 /** How to start each engine, and what all of them are told at `load`. */
-export function planEngines(values: SettingValues, env: NodeJS.ProcessEnv): Omit<EngineSetup, "facts"> {
+export function planEngines(
+  values: SettingValues,
+  env: NodeJS.ProcessEnv,
+): Pick<EngineSetup, "commands" | "options"> {
   refuseMisuse(values);
   const extra = Object.fromEntries(values.engineEnv);
   if (values.devices && values.engine !== "onnx") needGpus(values.devices, env);

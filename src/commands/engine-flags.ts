@@ -20,6 +20,11 @@ const TAKEN_BY: Partial<Record<SettingKey, readonly EngineName[]>> = {
 /** A vLLM server that runs already has its own. */
 const OF_SERVERS_STARTED: readonly SettingKey[] = ["devices", "python", "vllmArg"];
 
+/** The engine that somebody has named; null: it is the one that the run was begun with. */
+export function namedEngine({ values, sources }: Resolved): EngineName | null {
+  return sources.engine === "default" ? null : values.engine;
+}
+
 /** The settings of which none of the `engines`, as `values` would have them, makes anything. */
 export function foreignKeys(values: SettingValues, engines: readonly EngineName[]): SettingKey[] {
   return SETTING_KEYS.filter((key) => takersElsewhere(key, values, engines) !== null);

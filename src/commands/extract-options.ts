@@ -12,7 +12,7 @@ import type { RunRequest } from "../run/prepare.ts";
 import type { EngineFacts } from "../run/record.ts";
 import { tapBlocks } from "./chosen-taps.ts";
 import { planEngines, refuseMisuse } from "./engine-commands.ts";
-import { type EngineName, refuseFlagsOfNoEngine, refuseForeignFlags } from "./engine-flags.ts";
+import { namedEngine, refuseFlagsOfNoEngine, refuseForeignFlags } from "./engine-flags.ts";
 import { appVersion } from "./package-info.ts";
 import { resumeCommand } from "./resume-command.ts";
 import type { RunPlace } from "./run-place.ts";
@@ -41,7 +41,11 @@ export function extractOptions(input: {
     request: runRequest(input.verb, settings),
     part: values.part,
     takeOver: values.takeOver,
-    engines: (begun) => engineSetup(settings, begun, input.env),
+    engines: async (begun) => {
+      const setup = await engineSetup(settings, begun, input.env);
+      const { engine } = setup.facts;
+      return { ...setup, resumeCommand: resumeCommand(place, settings, { engine, env: input.env }) };
+    },
     engineLimits: limitsOf(values.engineTimeoutMs),
     maxSkips: values.maxSkips,
     gate: values.gate,
@@ -58,7 +62,7 @@ export function extractOptions(input: {
     runDirectory: place.directory,
     appVersion: appVersion(),
     price: values.pricePerHour === null ? null : { currency: "USD", perHour: values.pricePerHour },
-    resumeCommand: resumeCommand(place, settings, input.env),
+    resumeCommand: resumeCommand(place, settings, { engine: namedEngine(settings), env: input.env }),
     settings: shownSettings(settings),
   };
 }
@@ -77,16 +81,11 @@ export function refuseMisfits(settings: Resolved, engine = namedEngine(settings)
   if (engine === "onnx") needSupported(config, model);
 }
 
-/** null: it is as the run was begun. */
-export function namedEngine({ values, sources }: Resolved): EngineName | null {
-  return sources.engine === "default" ? null : values.engine;
-}
-
 async function engineSetup(
   settings: Resolved,
   begun: Partial<EngineFacts>,
   env: NodeJS.ProcessEnv,
-): Promise<EngineSetup> {
+): Promise<Omit<EngineSetup, "resumeCommand">> {
   const values = asBegun(settings, begun);
   const { engine, dtype, attn, strict } = values;
   refuseForeignFlags(settings, [engine]);

@@ -1,7 +1,9 @@
 import { expect, test } from "vitest";
 import { resolveSettings, type SettingTexts } from "../config/resolve.ts";
+import { SETTINGS, settingKey } from "../config/settings.ts";
 import { runDirectoryPath } from "../control/run-directory.ts";
 import type { StoreSpec } from "../store/store.ts";
+import { type EngineName, namedEngine, refuseForeignFlags } from "./engine-flags.ts";
 import { resumeCommand } from "./resume-command.ts";
 import type { RunPlace } from "./run-place.ts";
 
@@ -20,6 +22,7 @@ function command(
   flags: SettingTexts,
   place: Partial<RunPlace> = {},
   env: Record<string, string> = {},
+  known: EngineName | null = null,
 ): string {
   const asked = { model: "/models/m", dataset: "rows", taps: "1,3", ...flags };
   const settings = resolveSettings({ verb: "run", flags: asked, env, file: null, directory: "/home/me" });
@@ -27,7 +30,7 @@ function command(
   const address = "s3://bucket/name";
   const directory = runDirectoryPath({ stateHome: "/state", address, part });
   const at = { spec: BUCKET, address, directory, ...place };
-  return resumeCommand(at, settings, ENV);
+  return resumeCommand(at, settings, { engine: known ?? namedEngine(settings), env: ENV });
 }
 
 test("what is at its default, and what the store holds, is not in it", () => {
@@ -82,4 +85,48 @@ test("what may hold a secret is not: it is shown in status, on the page and in t
   const secret = ["HF_HOME=/secret"];
   const all = { "engine-env": secret, "heartbeat-url": "https://ping/secret", "on-exit": "echo secret" };
   expect(command(all)).not.toContain("secret");
+});
+
+/** The settings that a resume command asks for, read as a shell and the command line would. */
+function readBack(line: string) {
+  const flags: Record<string, string[]> = {};
+  const words = [...line.matchAll(/'([^']*)'|(\S+)/g)].map(([, quoted, plain]) => quoted ?? plain!).slice(3);
+  while (words.length > 0) {
+    const [, no, given, value] = /^--(no-)?([^=]+)=?(.*)$/s.exec(words.shift()!)!;
+    const { isSwitch } = SETTINGS[settingKey(given!)!].kind;
+    const text = isSwitch ? String(no === undefined) : value || words.shift()!;
+    flags[given!] = [...(flags[given!] ?? []), text];
+  }
+  return resolveSettings({ verb: "resume", flags, env: {}, file: null, directory: "/" });
+}
+
+const EVERY_ENGINE = {
+  FOREBAY_PYTHON: "/venv/bin/python",
+  FOREBAY_DEVICES: "0,1",
+  FOREBAY_THREADS: "4",
+  FOREBAY_ATTN: "sdpa",
+  FOREBAY_STRICT: "yes",
+  FOREBAY_ALLOW_SLOW_KERNELS: "yes",
+};
+
+test.each<[string, SettingTexts, string[]]>([
+  ["onnx", { engine: "onnx" }, ["threads"]],
+  ["transformers", { engine: "transformers" }, ["python", "devices", "threads", "attn"]],
+  ["vllm", { engine: "vllm", vllm: ["http://a:1"] }, []],
+  ["vllm", { engine: "vllm", serve: "true", "vllm-arg": ["--max-model-len=9"] }, ["python", "devices"]],
+])(
+  "what the environment says for every engine: the command for %s is one that it takes",
+  (_, flags, kept) => {
+    const resolved = readBack(command(flags, {}, EVERY_ENGINE));
+    expect(() => refuseForeignFlags(resolved, [resolved.values.engine])).not.toThrow();
+    expect(Object.keys(resolved.written)).toEqual(expect.arrayContaining(kept));
+  },
+);
+
+test("where only the store names the engine, the command takes what fits every one until that is known", () => {
+  expect(command({}, {}, EVERY_ENGINE)).toBe("forebay resume s3://bucket/name --model /models/m");
+  expect(command({ attn: "sdpa" }, {}, EVERY_ENGINE)).toContain(" --attn sdpa");
+  const begunWith = (engine: EngineName) => command({}, {}, EVERY_ENGINE, engine);
+  expect(begunWith("transformers")).toContain(" --python /venv/bin/python --threads 4 --attn sdpa --strict");
+  expect(begunWith("onnx")).toBe("forebay resume s3://bucket/name --model /models/m --threads 4");
 });

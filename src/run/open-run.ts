@@ -58,6 +58,7 @@ export async function openRun(
   const standing = await readRunRecord(store, stop);
   const begun = engineFactsOf(standing);
   const engines = await options.engines(begun);
+  board.resumeCommand(engines.resumeCommand);
   const change = engineChange(begun, engines.facts);
   if (change !== null) log.warn("run.engine_changed", { change });
   board.engineChange(change);

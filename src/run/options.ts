@@ -17,6 +17,8 @@ export interface EngineSetup {
   commands: EngineCommand[];
   /** Passed to every engine's `load`. */
   options: Record<string, string | number | boolean | null>;
+  /** The command that goes on with this run elsewhere, by this engine. */
+  resumeCommand: string;
 }
 
 /** Everything that decides how a run is done; what it is, is in `request`. */
@@ -45,7 +47,7 @@ export interface ExtractOptions {
   runDirectory: string;
   appVersion: string;
   price: { currency: string; perHour: number } | null;
-  /** The command that goes on with this run elsewhere. */
+  /** The same while the engine may not be known. */
   resumeCommand: string;
   /** Settings as shown in status: redacted texts. */
   settings: StatusDocument["run"]["settings"];

@@ -25,7 +25,7 @@ export interface PlanSkips {
 
 /** Gathers what happened into the one status document; asked by page, terminal, API and heartbeat alike. */
 export class StatusBoard implements StatusSource {
-  readonly #facts: BoardFacts;
+  #facts: BoardFacts;
   readonly #nowMs: () => number;
   readonly #wallMs: () => number;
   readonly #withGpus: (document: StatusDocument) => StatusDocument;
@@ -157,6 +157,11 @@ export class StatusBoard implements StatusSource {
   /** See `engineChange` of record.ts. */
   engineChange(change: string | null): void {
     this.#engineChange = change;
+  }
+
+  /** Once the engine is known. */
+  resumeCommand(resumeCommand: string): void {
+    this.#facts = { ...this.#facts, resumeCommand };
   }
 
   pageUrl(url: string): void {
