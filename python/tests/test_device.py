@@ -19,7 +19,7 @@ def test_a_pinned_gpu_that_torch_does_not_see_is_a_crash_and_never_the_cpu(named
     with pytest.raises(Failure, match=f"CUDA_VISIBLE_DEVICES is {named}, and torch .* sees no GPU") as refusal:
         device.default_device(0)
     assert (refusal.value.kind, refusal.value.retry) == ("crash", "restart")
-    assert device.seen_devices() == [{"uuid": None, "name": f"{named} (not seen)", "bytes": None}]
+    assert device.seen_devices() == [{"uuid": None, "name": f"{named} (not seen)", "bytes": None, "seen": False}]
 
 
 @pytest.mark.parametrize("named", [None, "", "-1", "NoDevFiles"])

@@ -17,7 +17,10 @@ FLA = {
 }
 CONV = {"causal_conv1d/__init__.py": "def causal_conv1d_fn(): pass"}
 BROKEN = {"causal_conv1d/__init__.py": "raise ImportError('undefined symbol: _ZN3c104cuda9SetDeviceEa')"}
+LACKING = {"causal_conv1d/__init__.py": "import einops_that_is_not_there"}
 OLD = {**FLA, "fla/ops/gated_delta_rule.py": ""}
+
+REBUILD = "--force-reinstall --no-deps --no-cache-dir --no-build-isolation"
 
 
 @pytest.fixture
@@ -55,17 +58,44 @@ def test_both_packages_that_can_be_imported_are_named_and_enough_for_a_gpu(insta
 
 
 @pytest.mark.parametrize(
-    ("files", "left", "why"),
+    ("files", "left", "why", "hint"),
     [
-        ({}, [], "flash-linear-attention: No module named 'fla'; causal-conv1d: No module named 'causal_conv1d'"),
-        ({**FLA, **BROKEN}, ["flash-linear-attention"], "causal-conv1d: undefined symbol: _ZN3c104cuda9SetDeviceEa"),
-        ({**OLD, **CONV}, ["causal-conv1d"], "flash-linear-attention: .* has no attribute 'chunk_gated_delta_rule'"),
+        (
+            {},
+            [],
+            "flash-linear-attention: No module named 'fla'; causal-conv1d: No module named 'causal_conv1d'",
+            "pip install flash-linear-attention causal-conv1d",
+        ),
+        (
+            {**FLA, **BROKEN},
+            ["flash-linear-attention"],
+            "causal-conv1d: undefined symbol: _ZN3c104cuda9SetDeviceEa",
+            f"pip install {REBUILD} causal-conv1d",
+        ),
+        (
+            BROKEN,
+            [],
+            "flash-linear-attention: No module named 'fla'; causal-conv1d: undefined symbol: _ZN3c104cuda9SetDeviceEa",
+            f"pip install flash-linear-attention && pip install {REBUILD} causal-conv1d",
+        ),
+        (
+            {**FLA, **LACKING},
+            ["flash-linear-attention"],
+            "causal-conv1d: No module named 'einops_that_is_not_there'",
+            f"pip install {REBUILD} causal-conv1d",
+        ),
+        (
+            {**OLD, **CONV},
+            ["causal-conv1d"],
+            "flash-linear-attention: .* has no attribute 'chunk_gated_delta_rule'",
+            "pip install --upgrade flash-linear-attention",
+        ),
     ],
 )
-def test_a_package_that_is_missing_broken_or_too_old_is_slow_whatever_its_metadata_say(installed, files, left, why):
+def test_a_package_that_is_missing_broken_or_too_old_is_slow_and_told_with_what_helps(installed, files, left, why, hint):
     installed(files)
     assert named(HYBRID) == [*left, "torch-reference"]
-    with pytest.raises(Failure, match=f"slow reference code on the GPU .*{why}.* --allow-slow-kernels") as refusal:
+    with pytest.raises(Failure, match=rf"slow reference code on the GPU \({why}\): {hint}, or --allow-slow-kernels") as refusal:
         need_fast_kernels(HYBRID, "cuda", allow_slow=False)
     assert refusal.value.retry == "no"
     need_fast_kernels(HYBRID, "cuda", allow_slow=True)

@@ -74,7 +74,15 @@ export const Hello = z.object({
   pid: count,
   engine: z.string(),
   versions: z.record(z.string(), z.string()),
-  devices: z.array(z.object({ uuid: z.string().nullable(), name: z.string(), bytes: count.nullable() })),
+  devices: z.array(
+    z.object({
+      uuid: z.string().nullable(),
+      name: z.string(),
+      bytes: count.nullable(),
+      /** False: it was asked for and is not there, so that no model can be loaded. Left out: true. */
+      seen: z.boolean().optional(),
+    }),
+  ),
 });
 
 export const Loaded = z.object({

@@ -54,7 +54,7 @@ def seen_devices() -> list[dict]:
         seen = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
         return [{"uuid": gpu_uuid(gpu), "name": gpu.name, "bytes": gpu.total_memory} for gpu in seen]
     if (named := named_gpus()) is not None:
-        return [{"uuid": None, "name": f"{named} (not seen)", "bytes": None}]
+        return [{"uuid": None, "name": f"{named} (not seen)", "bytes": None, "seen": False}]
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return [{"uuid": None, "name": cpu_name(), "bytes": memory}]
 

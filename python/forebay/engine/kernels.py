@@ -1,6 +1,7 @@
 """Which kernels a model runs on."""
 
 import importlib
+from typing import NamedTuple
 
 from .failure import Failure
 
@@ -28,10 +29,9 @@ def need_fast_kernels(text, device_type: str, *, allow_slow: bool) -> None:
     if device_type != "cuda" or allow_slow or not runs_gated_delta(text):
         return
     if slow := slow_kernels():
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in slow.items())
         raise Failure(
             "the linear attention of this model would run transformers' slow reference code on the GPU "
-            f"({reasons}): pip install {' '.join(slow)}, or --allow-slow-kernels"
+            f"({reasons(slow)}): {mending(slow)}, or --allow-slow-kernels"
         )
 
 
@@ -39,13 +39,42 @@ def runs_gated_delta(text) -> bool:
     return text.model_type in GATED_DELTA and "linear_attention" in (getattr(text, "layer_types", None) or [])
 
 
-def slow_kernels() -> dict[str, str]:
-    """{package: why it cannot be used}. As transformers does, by importing it: one that was built for another torch or
+class Slow(NamedTuple):
+    """Why a package cannot be used, and how pip is told to mend that."""
+
+    reason: str
+    pip: str
+
+
+def slow_kernels() -> dict[str, Slow]:
+    """{package: what is wrong with it}. As transformers does, by importing it: one that was built for another torch or
     CUDA is installed and of no use."""
     slow = {}
     for package, (module, function) in FAST.items():
         try:
             getattr(importlib.import_module(module), function)
         except Exception as error:
-            slow[package] = str(error) or type(error).__name__
+            slow[package] = Slow(str(error) or type(error).__name__, pip_for(error, module.split(".")[0]))
     return slow
+
+
+def pip_for(error: Exception, package_module: str) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name == package_module:
+        return "install"
+    if isinstance(error, AttributeError):
+        return "install --upgrade"
+    # What is installed satisfies a plain install, and a wheel in the cache was built for that other torch. With its
+    # dependencies, it would be torch that is installed anew.
+    return "install --force-reinstall --no-deps --no-cache-dir --no-build-isolation"
+
+
+def mending(slow: dict[str, Slow]) -> str:
+    """The commands that mend all of them."""
+    commands: dict[str, list[str]] = {}
+    for package, (_, pip) in slow.items():
+        commands.setdefault(pip, []).append(package)
+    return " && ".join(f"pip {pip} {' '.join(packages)}" for pip, packages in commands.items())
+
+
+def reasons(slow: dict[str, Slow]) -> str:
+    return "; ".join(f"{package}: {reason}" for package, (reason, _) in slow.items())
