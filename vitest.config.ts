@@ -34,6 +34,9 @@ class SlowestFirst extends BaseSequencer {
   }
 }
 
+/** A second, which is the default, is soon gone on a busy machine. */
+const PATIENT = { poll: { interval: 20, timeout: 20_000 } };
+
 /**
  * `unit` stands beside the source; `system` drives dist/ against real servers; `quiet` does so with nothing beside it,
  * because it holds one speed against another; `long` is the slow sweeps.
@@ -46,6 +49,7 @@ export default defineConfig({
           name: "unit",
           include: ["src/**/*.test.ts", "web/**/*.test.ts"],
           testTimeout: 30_000,
+          expect: PATIENT,
           // A process a worker, not one a file: half of the time of a small file is loading what it tests.
           isolate: false,
         },
@@ -56,6 +60,7 @@ export default defineConfig({
           include: ["test/**/*.test.ts"],
           exclude: ["test/long/**", "test/quiet/**"],
           testTimeout: 180_000,
+          expect: PATIENT,
           hookTimeout: 120_000,
           globalSetup: ["test/support/global-setup.ts"],
         },
@@ -65,6 +70,7 @@ export default defineConfig({
           name: "quiet",
           include: ["test/quiet/**/*.test.ts"],
           testTimeout: 180_000,
+          expect: PATIENT,
           hookTimeout: 120_000,
           // Somebody else's burst on the machine is no fault of the verdict.
           retry: 1,

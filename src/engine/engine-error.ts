@@ -33,12 +33,14 @@ export interface EngineErrorFields
   rows?: readonly number[];
   retry?: Retry;
   errno?: string | null;
+  unkillable?: boolean;
   /** The last lines of the engine's stderr, few enough for a message. They are added to `message`. */
   stderr?: readonly string[];
 }
 
 /**
- * An engine failed. Whoever gets one from a request may touch the request's file: the child has exited.
+ * An engine failed. Whoever gets one from a request may touch the request's file: the child has exited, or is
+ * `unkillable`: no signal ends it, and it may hold its device for ever.
  * `rows` are the rows known to be at fault (empty: unknown, any of those it had).
  */
 export class EngineError extends RunError {
@@ -47,6 +49,7 @@ export class EngineError extends RunError {
   readonly rows: readonly number[];
   readonly retry: Retry;
   readonly errno: string | null;
+  readonly unkillable: boolean;
   /** In one line, with the last of stderr's: for a table's cell, or a row. */
   readonly brief: string;
   readonly stderr: readonly string[];
@@ -64,6 +67,7 @@ export class EngineError extends RunError {
     this.rows = fields.rows ?? [];
     this.retry = fields.retry ?? "restart";
     this.errno = fields.errno ?? null;
+    this.unkillable = fields.unkillable ?? false;
   }
 }
 

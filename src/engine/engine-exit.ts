@@ -94,6 +94,7 @@ export function exitError(
     fault: exit.fault,
     rows: exit.rows.filter((row) => own.has(row)),
     retry: exit.retry,
+    unkillable: exit.unkillable,
     // A program that is not there is not there the next time either.
     exit: exit.kind === "start" && exit.fault === null ? EXIT.configuration : EXIT.engine,
     remedy: "retry",

@@ -106,6 +106,20 @@ function bothUp(ran: () => Ran): FleetOptions["next"] {
   };
 }
 
+/** As the kernel does with a process that waits in a driver: the signal is taken, and nothing comes of it. */
+function makeUnkillable(ran: () => Ran, engine: string): void {
+  const kill = process.kill.bind(process);
+  const pid = () => ran().events.find((e) => e.event === "engine.hello" && e.engine === engine)?.pid;
+  const spy = vi
+    .spyOn(process, "kill")
+    .mockImplementation((target, signal) => Math.abs(target) === pid() || kill(target, signal));
+  onTestFinished(() => {
+    spy.mockRestore();
+    // It may have ended with its pipes.
+    if (isAlive(Number(pid()))) kill(-Number(pid()), "SIGKILL");
+  });
+}
+
 /** Short enough to wait for, long enough for a busy machine. */
 const IMPATIENT = { firstForwardMs: 1_000, forwardFloorMs: 1_000, stopGraceMs: 200 };
 
@@ -263,18 +277,8 @@ describe("an engine that dies", () => {
   });
 
   test("not even by SIGKILL is given up, its batch done anew by another, and the run is not held", async () => {
-    const kill = process.kill.bind(process);
     let ran: Ran;
-    const stuck = () => ran.events.find((e) => e.event === "engine.hello" && e.engine === "fake-0")?.pid;
-    // As the kernel does with a process that waits in a driver: the signal is taken, and nothing comes of it.
-    const spy = vi
-      .spyOn(process, "kill")
-      .mockImplementation((pid, signal) => Math.abs(pid) === stuck() || kill(pid, signal));
-    onTestFinished(() => {
-      spy.mockRestore();
-      // It may have ended with its pipes.
-      if (isAlive(Number(stuck()))) kill(-Number(stuck()), "SIGKILL");
-    });
+    makeUnkillable(() => ran, "fake-0");
     const limits = { ...IMPATIENT, unkillableMs: 100 };
     ran = begin([["--mode", "hang-first"], []], batches, { limits, next: bothUp(() => ran) });
     await ran.run;
@@ -287,6 +291,21 @@ describe("an engine that dies", () => {
     expect(ran.attempts).toBeGreaterThanOrEqual(1);
   });
 
+  test("not even by SIGKILL while it loads is given up, and the next is the first", async () => {
+    let ran: Ran;
+    makeUnkillable(() => ran, "fake-0");
+    const limits = { ...IMPATIENT, loadMs: 3_000, unkillableMs: 100 };
+    ran = begin([["--mode", "hang-loading"], []], batches, { limits });
+    await ran.run;
+    expect(sorted(verdicts(ran))).toEqual(ALL_OK);
+    expect(ran.fleet.status()[0]).toMatchObject({
+      state: "failed",
+      restarts: 0,
+      last_error: expect.stringMatching(/SIGKILL did not end it/),
+    });
+    expect(ran.events.filter((e) => e.event === "engine.hello" && e.engine === "fake-0").length).toBe(1);
+  });
+
   test("because memory ran out: it comes back with half of what it took in a forward, however many batches were in it", async () => {
     const countFile = join(temporaryDirectory(), "lives");
     const args = ["--mode", "sigkill-itself", "--rows", "4", "--forward-ms", "20"];
@@ -295,6 +314,34 @@ describe("an engine that dies", () => {
     const loaded = ran.events.filter((e) => e.event === "engine.loaded");
     expect(loaded.map((e) => e.forward_tokens)).toEqual([400_000, 200_000, 100_000]);
     expect(count(ran, "engine.smaller")).toBe(2);
+  });
+});
+
+describe("a second round", () => {
+  const rest = Array.from({ length: 4 }, (_, b) => [100 + b * 2, 101 + b * 2]);
+
+  test("does not start what was given up in the first, nor forget what it did", async () => {
+    const first = begin([["--mode", "fail-rows"], []], batches, {
+      culpritsMax: 2,
+      next: bothUp(() => first),
+    });
+    await first.run;
+    const given = first.fleet.status();
+    expect(given[0]!.state).toBe("failed");
+    const second = await runAll([["--mode", "fail-rows"], []], rest, { before: first.fleet });
+    expect([...verdicts(second).values()]).toEqual(rest.flat().map(() => "ok"));
+    expect(second.events.filter((e) => e.event === "engine.hello").map((e) => e.engine)).toEqual(["fake-1"]);
+    const [bad, good] = second.fleet.status();
+    expect(bad).toMatchObject({ state: "failed", last_error: given[0]!.last_error });
+    expect(good!.batches_done).toBe(given[1]!.batches_done + rest.length);
+  });
+
+  test("has the skips that the first left", async () => {
+    const sick = ["--mode", "fail-rows", "--rows", "4,100"];
+    const first = await runAll([sick], batches, { skipsMax: 1 });
+    expect(skips(first)).toBe(1);
+    const second = begin([sick], rest, { skipsMax: 1, before: first.fleet });
+    await expect(second.run).rejects.toThrow("row 100 would be one skip more than --max-skips allows");
   });
 });
 

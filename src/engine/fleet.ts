@@ -41,6 +41,8 @@ export interface FleetOptions extends WorkSource {
   scratchDirectory: string;
   /** Rows that this session may still skip (`--max-skips` less those skipped before). */
   skipsMax: number;
+  /** The fleet of an earlier round of this session, at its end: an engine given up stays so, and its skips count. */
+  before?: Fleet | null;
   /** Rows in a row that an engine alone fails before it is stopped. Default 8. */
   culpritsMax?: number;
   /** Deaths in a row before an engine is given up. Default 5. */
@@ -77,12 +79,13 @@ export class Fleet {
   #prepared = false;
 
   constructor(options: FleetOptions) {
-    const { log, shape, drift = DEFAULT_DRIFT_LIMITS, canary = DEFAULT_CANARY } = options;
+    const { log, shape, before = null, drift = DEFAULT_DRIFT_LIMITS, canary = DEFAULT_CANARY } = options;
     this.#options = options;
     this.#clock = options.clock ?? realClock;
     const releaseIfStopping = () => this.#releaseIfStopping();
     const pool = new EnginePool({
       engines: options.engines,
+      before: before && before.#pool,
       log,
       clock: this.#clock,
       limits: options.limits ?? {},
@@ -104,7 +107,7 @@ export class Fleet {
       shape,
       log,
       clock: this.#clock,
-      skips: { left: options.skipsMax },
+      skips: before ? before.#tools.skips : { left: options.skipsMax },
       knownGoodWaitMs: options.knownGoodWaitMs ?? 600_000,
       newAttempt: (work) => options.newAttempt(work),
       releaseIfStopping,

@@ -92,12 +92,21 @@ export class Lane {
   #forwardTokensMax: number | null = null;
   #closed = new AbortController();
 
-  constructor(engine: FleetEngine, options: LaneOptions) {
+  /** `before`: the engine's lane in an earlier fleet. What was found out about it holds, what it did counts. */
+  constructor(engine: FleetEngine, options: LaneOptions, before: Lane | null) {
     this.label = engine.label;
     this.shard = engine.shard;
     this.#engine = engine;
     this.#options = options;
     this.#device = engine.load.device;
+    if (before === null) return;
+    Object.assign(this.done, before.done);
+    this.#restarts = before.#restarts;
+    this.#lastError = before.#lastError;
+    this.#lastStderr = before.#lastStderr;
+    this.#devices = before.#devices;
+    this.#forwardTokensMax = before.#forwardTokensMax;
+    if (before.failed) this.#state = "failed";
   }
 
   /** The engine, loaded and trusted; null while it is not. */
@@ -141,9 +150,11 @@ export class Lane {
       } catch (error) {
         if (this.over) break;
         if (!(error instanceof EngineError)) throw error;
+        if (error.unkillable) this.giveUp(error.brief);
         // A program that is not there and a model that is refused stay so. Where it was well before, only this engine
         // is lost; else what was asked for is wrong, and somebody should see it at once.
-        if (error.retry !== "no" && error.exit !== EXIT.configuration) this.died(error.brief, error.stderr);
+        else if (error.retry !== "no" && error.exit !== EXIT.configuration)
+          this.died(error.brief, error.stderr);
         else if (this.#devices === null) throw error;
         else this.giveUp(`it was refused when it was started anew: ${error.brief}`);
       }

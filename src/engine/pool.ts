@@ -15,6 +15,8 @@ import { makeScratch } from "./scratch.ts";
 
 export interface PoolOptions extends Omit<LaneOptions, "newLife" | "onChange"> {
   engines: readonly FleetEngine[];
+  /** The pool of an earlier fleet of the same engines. */
+  before: EnginePool | null;
   scratchDirectory: string;
   culpritsMax: number;
   /** Throws once the fleet is stopping: nobody waits for an engine any more. */
@@ -51,7 +53,11 @@ export class EnginePool {
       return this.#lives;
     };
     const onChange = (lane: Lane) => this.account(lane);
-    this.lanes = options.engines.map((engine) => new Lane(engine, { ...options, newLife, onChange }));
+    this.knownGood = options.before?.knownGood ?? null;
+    this.lanes = options.engines.map((engine) => {
+      const before = options.before?.lanes.find(({ label }) => label === engine.label) ?? null;
+      return new Lane(engine, { ...options, newLife, onChange }, before);
+    });
   }
 
   /** Child processes started so far, over all engines: the number of the newest life. */

@@ -126,6 +126,7 @@ export class BatchLoop {
       stderrDirectory: runDirectory,
       scratchDirectory: join(runDirectory, "scratch"),
       skipsMax,
+      before: this.#fleet,
       prepare: (engine, loaded) => this.#prepareOnce(engine, loaded),
       next: (_engine, signal) => this.#next(signal),
       newAttempt: (work) => this.#newAttempt(work),
